@@ -260,7 +260,7 @@ extern "C" void each_dispatch_store(void* data, const unsigned long long* at, un
 PASSES = {
     "load_pass": "load_pass(*(const Stored**)p[0], *(Number**)p[1], *(long long*)p[2], *(Block*)p[3]);",
     "store_pass": "store_pass(*(const Number**)p[0], *(Stored**)p[1], *(long long*)p[2], *(Block*)p[3]);",
-    "tell": "tell(*(Blocks**)p[0], *(Blocks*)p[1]);",
+    "write_words": "write_words(*(Blocks**)p[0], *(Blocks*)p[1]);",
 }
 LAUNCHED = """
 extern "C" void run_NAME(unsigned blocks, unsigned threads, void** p)

@@ -1,8 +1,8 @@
 """CUDA C++ of load and store callbacks: a user's lines, and around them what leads from cuFFT's offset to his element.
 
-cuFFT is told of dense operands, whatever lies in memory: it reads and writes elements through callbacks alone, by the
-offset that they would have there (`counted`). From it come the element's coordinates, its number in C order, which is
-the user's `i`, and its place in the tensor (`memory`). So strides, gaps, dtypes and zeros that fill up cost no pass.
+cuFFT gets a plan of dense operands, whatever their layout: it reads and writes elements through callbacks alone, by the
+offset that they would have there (`dense`). From it come the element's coordinates, its number in C order, which is
+the user's `i`, and its place in the tensor (`tensor`). So strides, gaps, dtypes and zeros that fill up cost no pass.
 Nothing here calls a library, and nothing here knows a request. Follows
 https://docs.nvidia.com/cuda/cufft/#cufft-callback-routines.
 """
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from dispatch.libraries.cufft.layouts import View
     from dispatch.libraries.cufft.moves import Hermitian
 
-__all__ = ["EACH", "NUMBERS", "OPTIONS", "RESERVED", "STORED", "TELL", "WORDS", "Operand", "Side", "source_of"]
+__all__ = ["EACH", "NUMBERS", "OPTIONS", "RESERVED", "STORED", "WORDS", "WRITE_WORDS"]
+__all__ += ["CallbackSide", "Operand", "source_of"]
 
 EACH = 4  # elements of a thread of a pass, which are all on their way from memory before the first is written
 WORDS = 32  # of 8 bytes that a callback finds: addresses and numbers
@@ -82,9 +83,9 @@ struct Block { unsigned long long word[32]; };
 """
 
 # What callbacks find in device memory, written in the order of the stream: launches before have read theirs by then.
-TELL = r"""
+WRITE_WORDS = r"""
 struct Blocks { unsigned long long word[64]; };
-extern "C" __global__ void tell(Blocks* at, Blocks given) { at->word[threadIdx.x] = given.word[threadIdx.x]; }
+extern "C" __global__ void write_words(Blocks* at, Blocks given) { at->word[threadIdx.x] = given.word[threadIdx.x]; }
 """
 
 
@@ -108,12 +109,12 @@ class Operand(NamedTuple):
         return isinstance(self.kind, str)
 
     @property
-    def declared(self) -> str:
+    def declaration(self) -> str:
         kind = self.kind if isinstance(self.kind, str) else NUMBERS[self.kind]
         is_pointer = not self.is_number and self.strides is None
         return f"const {kind}* {self.name}" if is_pointer else f"{kind} {self.name}"
 
-    def taken(self, word: int, shape: tuple[int, ...]) -> str:
+    def expression(self, word: int, shape: tuple[int, ...]) -> str:
         """The expression that finds it."""
         at = f"block->word[{word}]"
         if self.is_number:
@@ -125,15 +126,15 @@ class Operand(NamedTuple):
         return pointer if self.strides is None else f"({pointer})[{_sum(shape, self.strides, 'long long')}]"
 
 
-class Side(NamedTuple):
+class CallbackSide(NamedTuple):
     """One side of a transform.
 
     Attributes:
         name: "load" or "store".
         code: the body of the user's function; "" leaves elements as they are.
         operands: what it names, in the order of their words behind that of the tensor's address.
-        memory: the tensor.
-        counted: a dense view of the transform's extents, whose offsets cuFFT gives.
+        tensor: the tensor.
+        dense: a dense view of the transform's extents, whose offsets cuFFT gives.
         real: f32 or f64, which is computed in.
         number: the dtype of cuFFT's elements.
         value: the dtype of what the user's function has of the transform: "x" of a store, what a load returns.
@@ -145,8 +146,8 @@ class Side(NamedTuple):
     name: str
     code: str
     operands: tuple[Operand, ...]
-    memory: View
-    counted: View
+    tensor: View
+    dense: View
     real: Dtype
     number: Dtype
     value: Dtype
@@ -158,41 +159,41 @@ class Side(NamedTuple):
     @property
     def elements(self) -> int:
         """How many cuFFT counts."""
-        return math.prod(self.counted.shape)
+        return math.prod(self.dense.shape)
 
     @property
     def symbol(self) -> str:
         return f"dispatch_{self.name}"
 
 
-def source_of(side: Side, *, as_pass: bool = False) -> str:
+def source_of(side: CallbackSide, *, as_pass: bool = False) -> str:
     """The program of a callback, or of the pass that does the same without cuFFT's: `load_pass` or `store_pass`.
 
     cuFFT links no callback beside a kernel: with `load_pass` in the same LTO-IR the making of each plan ended in
     CUFFT_INTERNAL_ERROR on an H100 (cuFFT 12.0).
     """
-    taken, word = [], 1
+    arguments, word = [], 1
     for operand in side.operands:
-        taken.append(operand.taken(word, side.memory.shape))
+        arguments.append(operand.expression(word, side.tensor.shape))
         word += operand.words
-    rank = max(1, len(side.memory.shape))
-    wide = max(side.elements, math.prod(side.memory.shape)) >= SMALL
+    rank = max(1, len(side.tensor.shape))
+    wide = max(side.elements, math.prod(side.tensor.shape)) >= SMALL
     parts = {
         "INDEX": "long long" if wide else "int",
         "EACH": str(EACH),
         "REAL": NUMBERS[side.real],
         "NUMBER": "Complex" if side.number.is_complex else "Real",
         "PAIR": ("double2" if side.real is F64 else "float2") if side.number.is_complex else NUMBERS[side.real],
-        "STORED": STORED[side.memory.dtype],
+        "STORED": STORED[side.tensor.dtype],
         "VALUE": "Complex" if side.value.is_complex else "Real",
         "RANK": str(rank),
-        "SHAPE": ", ".join(map(str, side.memory.shape or (1,))),
-        "DECLARED": "".join(f", {operand.declared}" for operand in side.operands),
-        "TAKEN": "".join(f", {one}" for one in taken),
+        "SHAPE": ", ".join(map(str, side.tensor.shape or (1,))),
+        "DECLARED": "".join(f", {operand.declaration}" for operand in side.operands),
+        "TAKEN": "".join(f", {one}" for one in arguments),
         "CODE": side.code.rstrip("\n") or "return x;",
         "COORDINATES": _coordinates(side),
         "ORDER": _order(side),
-        "PLACE": _place(side),
+        "PLACE": _offset(side),
         "TENSOR": "data" if side.is_direct else "block->word[0]",
     }
     is_load = side.name == "load"
@@ -201,11 +202,11 @@ def source_of(side: Side, *, as_pass: bool = False) -> str:
     return HEADER + re.sub(r"\$([A-Z]+)\$", lambda found: parts[found.group(1)], COMMON + text)
 
 
-def _load_parts(side: Side) -> dict[str, str]:
-    dtype, pair = side.memory.dtype, "double2" if side.real is F64 else "float2"
+def _load_parts(side: CallbackSide) -> dict[str, str]:
+    dtype, pair = side.tensor.dtype, "double2" if side.real is F64 else "float2"
     limits = [
         f"at[{axis}] >= {there}"
-        for axis, (there, wanted) in enumerate(zip(side.memory.shape, side.counted.shape, strict=True))
+        for axis, (there, wanted) in enumerate(zip(side.tensor.shape, side.dense.shape, strict=True))
         if there < wanted
     ]
     value = {F16: "half_of(raw)", BF16: "brain_of(raw)"}.get(dtype, "raw")
@@ -221,7 +222,7 @@ def _load_parts(side: Side) -> dict[str, str]:
     }
 
 
-def _store_parts(side: Side) -> dict[str, str]:
+def _store_parts(side: CallbackSide) -> dict[str, str]:
     lines = [] if side.factor == 1 else [f"y = y * Real({side.factor!r});"]
     lines += ["y = conj(y);"] if side.conj else []
     return {
@@ -229,14 +230,14 @@ def _store_parts(side: Side) -> dict[str, str]:
         "X": "y.x" if side.number.is_complex and not side.value.is_complex else "y",
         "RECEIVED": "Number(y.x, y.y)" if side.number.is_complex else "y",
         "RESULT": "Result" if side.code else "Value",
-        "RETURNED": "bool" if side.memory.dtype is BOOL else "Stored",
-        "WRITTEN": "Stored(found.x, found.y)" if side.memory.dtype.is_complex else "Stored(found)",
+        "RETURNED": "bool" if side.tensor.dtype is BOOL else "Stored",
+        "WRITTEN": "Stored(found.x, found.y)" if side.tensor.dtype.is_complex else "Stored(found)",
     }
 
 
-def _coordinates(side: Side) -> str:
+def _coordinates(side: CallbackSide) -> str:
     """The element's place along each axis of the dense operand that cuFFT counts in."""
-    shape, strides = side.counted.shape, side.counted.strides
+    shape, strides = side.dense.shape, side.dense.strides
     if not shape:
         return "at[0] = 0;"
     outermost = max((axis for axis in range(len(shape)) if shape[axis] > 1), key=strides.__getitem__, default=0)
@@ -248,20 +249,20 @@ def _coordinates(side: Side) -> str:
     return " ".join(lines)
 
 
-def _order(side: Side) -> str:
+def _order(side: CallbackSide) -> str:
     """The number of the element in C order, in the tensor."""
-    return _at(side, c_strides(side.memory.shape), "Index")
+    return _offset_expression(side, c_strides(side.tensor.shape), "Index")
 
 
-def _place(side: Side) -> str:
-    return _at(side, side.memory.strides, "long long")
+def _offset(side: CallbackSide) -> str:
+    return _offset_expression(side, side.tensor.strides, "long long")
 
 
-def _at(side: Side, strides: tuple[int, ...], kind: str) -> str:
+def _offset_expression(side: CallbackSide, strides: tuple[int, ...], kind: str) -> str:
     """The offset itself where the tensor has such strides: coordinates that nobody asks for are not computed."""
-    shape, counted = side.memory.shape, side.counted
-    axes = zip(counted.shape, counted.strides, strides, strict=True)
-    if shape == counted.shape and side.hermitian is None and all(n == 1 or one == other for n, one, other in axes):
+    shape, dense = side.tensor.shape, side.dense
+    axes = zip(dense.shape, dense.strides, strides, strict=True)
+    if shape == dense.shape and side.hermitian is None and all(n == 1 or one == other for n, one, other in axes):
         return f"({kind})offset"
     return _sum(shape, strides, kind)
 
@@ -275,7 +276,7 @@ def _sum(shape: tuple[int, ...], strides: tuple[int, ...], kind: str) -> str:
     return " + ".join(terms) or "0"
 
 
-def _hermitian(side: Side) -> str:
+def _hermitian(side: CallbackSide) -> str:
     """The part of a spectrum that is that of real numbers, where it is its own mirror image."""
     made = side.hermitian
     if made is None:
@@ -283,7 +284,7 @@ def _hermitian(side: Side) -> str:
     edge = f"if (at[{made.axis}] == 0 || 2 * at[{made.axis}] == {made.size})"
     if not made.others:
         return f"{edge} found.y = 0;"
-    shape = side.counted.shape
+    shape = side.dense.shape
     turned = " ".join(f"other[{k}] = at[{k}] ? {shape[k]} - at[{k}] : 0;" for k in made.others)
     copied = " ".join(f"other[{k}] = at[{k}];" for k in range(len(shape)))
     return f"""{edge} {{

@@ -1,9 +1,9 @@
 """cuFFT's transforms with load and store callbacks: compiled to LTO-IR by NVRTC, linked into its kernels by cuFFT.
 
 `cufftXtSetJITCallback` takes a callback once, between `cufftCreate` and the making of the plan, and with it one address
-of device memory for as long as the plan is there. What callbacks find at it, the addresses and numbers of a call, a
-kernel of ours writes before each transform, in the order of the stream: `Tell`. It is given them by value, so that a
-call that is still to run keeps its own, and a recorded one has them in a graph's node, where they follow its operands.
+of device memory that must stay valid as long as the plan. A kernel of ours (`WRITE_WORDS`) writes the addresses and
+numbers of a call to that memory before each transform, in stream order. They are arguments of that kernel, so that an
+earlier call that has not run yet keeps its own, and a captured one has them in a node of its graph.
 
 Where cuFFT takes no callbacks, `passes` has the same functions as kernels around a transform without any. Follows
 https://docs.nvidia.com/cuda/cufft/#lto-load-and-store-callback-routines.
@@ -21,8 +21,8 @@ from cudabind.errors import LibraryNotFound
 from cudabind.sys import cufft
 from dispatch.errors import Refused
 from dispatch.keys import F32
-from dispatch.libraries.cufft.callback_source import EACH, OPTIONS, TELL, WORDS, Side, source_of
-from dispatch.libraries.cufft.transforms import Routine, Transform
+from dispatch.libraries.cufft.callback_source import EACH, OPTIONS, WORDS, WRITE_WORDS, CallbackSide, source_of
+from dispatch.libraries.cufft.transforms import CallbackRoutine, Transform
 from dispatch.libraries.nvrtc.compiled import compiled
 from dispatch.libraries.nvrtc.launching import check, launch_of
 
@@ -30,32 +30,32 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dispatch.execute.cuda_executor import CudaExecutor
-    from dispatch.libraries.cufft.layouts import Laid
+    from dispatch.libraries.cufft.layouts import TransformSpec
 
-__all__ = ["FusedTransform", "Given", "Pass", "Written", "routine", "why_not"]
+__all__ = ["BoundSide", "CallbackPass", "CallbackWord", "FusedTransform", "callback_routine", "why_not"]
 
-SINCE = 11_300  # cuFFT's version: that of CUDA 12.6 Update 2
+FIRST_VERSION = 11_300  # cuFFT's version: that of CUDA 12.6 Update 2
 THREADS = 256
 LTO = ("-dlto", "-rdc=true")
-TYPES = {"load": "LD", "store": "ST"}
-PLACES = {"load": 0, "store": WORDS}  # the first word of each
+TYPE_NAMES = {"load": "LD", "store": "ST"}
+FIRST_WORDS = {"load": 0, "store": WORDS}  # the first word of each
 
 Number = int | float | complex
 
 
-class Written(NamedTuple):
-    """What is written for a callback: the address of an operand, so many bytes behind it, or a number."""
+class CallbackWord(NamedTuple):
+    """A word that is written for a callback: an operand's address plus an offset in bytes, or a number."""
 
     operand: int | None
     offset: int = 0
     number: Number = 0
 
 
-class Given(NamedTuple):
-    """A side of a transform, and its words in their order, the tensor's address first."""
+class BoundSide(NamedTuple):
+    """A side of a transform and the words of its callback, the tensor's address first."""
 
-    side: Side
-    words: tuple[Written, ...]
+    side: CallbackSide
+    words: tuple[CallbackWord, ...]
 
 
 @cache
@@ -68,8 +68,9 @@ def why_not() -> str:
     """
     version = ctypes.c_int()
     cufft.cufftGetVersion(ctypes.byref(version))
-    if version.value < SINCE:
-        return f"cuFFT {_words(version.value)} takes no callbacks as LTO-IR: 11.3, of CUDA 12.6 Update 2, is the first"
+    if version.value < FIRST_VERSION:
+        name = _version_text(version.value)
+        return f"cuFFT {name} takes no callbacks as LTO-IR: 11.3, of CUDA 12.6 Update 2, is the first"
     try:
         linker, compiler = nvjitlink.nvJitLinkVersion(), nvrtc.nvrtcVersion()
     except LibraryNotFound as error:
@@ -81,62 +82,62 @@ def why_not() -> str:
     return ""
 
 
-def _words(version: int) -> str:
+def _version_text(version: int) -> str:
     return f"{version // 1000}.{version % 1000 // 100}.{version % 100}"
 
 
-def routine(side: Side, arch: str) -> Routine:
+def callback_routine(side: CallbackSide, arch: str) -> CallbackRoutine:
     """A side's callback for an architecture, as `cufftXtSetJITCallback` takes it; Refused without NVRTC.
 
     Raises NvrtcError, with the compiler's messages, where the user's lines do not compile: "load(1): error: …".
     """
-    kind = f"CUFFT_CB_{TYPES[side.name]}_{'COMPLEX' if side.number.is_complex else 'REAL'}"
+    kind = f"CUFFT_CB_{TYPE_NAMES[side.name]}_{'COMPLEX' if side.number.is_complex else 'REAL'}"
     kind += "" if side.real is F32 else "_DOUBLE"
     try:
         code = compiled(source_of(side), side.symbol, (f"-arch={arch}", *OPTIONS, *LTO))
     except LibraryNotFound as error:
         raise Refused(f"NVRTC is not there to compile {side.symbol}: {error}") from error
-    return Routine(int(getattr(cufft.cufftXtCallbackType, kind)), side.symbol, code)
+    return CallbackRoutine(int(getattr(cufft.cufftXtCallbackType, kind)), side.symbol, code)
 
 
 class FusedTransform(Transform):
-    """A transform of cuFFT with callbacks, and the kernel that writes before it what they find."""
+    """A transform of cuFFT with callbacks, and the kernel that writes their words before it."""
 
-    __slots__ = ("_pointer", "_slots", "_tell", "_words")
+    __slots__ = ("_pointer", "_slots", "_words", "_write_words")
 
     def __init__(
         self,
         executor: CudaExecutor,
-        laid: Laid,
-        given: Sequence[Given],
-        routines: tuple[Routine, ...],
+        spec: TransformSpec,
+        given: Sequence[BoundSide],
+        routines: tuple[CallbackRoutine, ...],
         *,
         forward: bool,
     ) -> None:
-        super().__init__(executor, laid, forward=forward, routines=routines)
-        self._slots = [(PLACES[one.side.name], one.words) for one in given if _is_told(one)]
-        kept: Any = self._kept
+        super().__init__(executor, spec, forward=forward, routines=routines)
+        self._slots = [(FIRST_WORDS[one.side.name], one.words) for one in given if _needs_words(one)]
+        plan: Any = self._plan
         if not self._slots:
             return
-        self._words, self._pointer = Words(), ctypes.c_void_p(kept.block.base)
-        kernel = (TELL, "tell", OPTIONS)
-        self._tell = launch_of(executor, kernel, (1,), (2 * WORDS,), (self._pointer, self._words))
+        self._words, self._pointer = Blocks(), ctypes.c_void_p(plan.block.base)
+        kernel = (WRITE_WORDS, "write_words", OPTIONS)
+        self._write_words = launch_of(executor, kernel, (1,), (2 * WORDS,), (self._pointer, self._words))
 
     def enqueue(self, addresses: Any) -> None:
         """Transform at some addresses."""
         if self._slots:
-            self.own_block()
+            self.claim_block()
             for first, words in self._slots:
-                fill(self._words, first, words, addresses)
-            check(self._executor, self._tell())
+                write_block(self._words, first, words, addresses)
+            check(self._executor, self._write_words())
         super().enqueue(addresses)
 
 
-def _is_told(given: Given) -> bool:
+def _needs_words(given: BoundSide) -> bool:
     return not given.side.is_direct or len(given.words) > 1
 
 
-class Words(ctypes.Structure):
+class Blocks(ctypes.Structure):
     """The kernel's struct `Blocks`."""
 
     _fields_ = (("word", ctypes.c_uint64 * (2 * WORDS)),)
@@ -148,44 +149,44 @@ class Block(ctypes.Structure):
     _fields_ = (("word", ctypes.c_uint64 * WORDS),)
 
 
-def fill(block: Any, first: int, words: Sequence[Written], addresses: Sequence[Any]) -> None:
+def write_block(block: Any, first: int, words: Sequence[CallbackWord], addresses: Sequence[Any]) -> None:
     """Write addresses and numbers into a block, from a word on."""
     place = first
     for one in words:
-        for value in (addresses[one.operand] + one.offset,) if one.operand is not None else bits(one.number):
+        for value in (addresses[one.operand] + one.offset,) if one.operand is not None else words_of_number(one.number):
             block.word[place] = value
             place += 1
 
 
-def bits(number: Number) -> tuple[int, ...]:
+def words_of_number(number: Number) -> tuple[int, ...]:
     """A number as words: a whole one as it is, a real one as f64, a complex one as two of these."""
     if isinstance(number, complex):
-        return (*bits(number.real), *bits(number.imag))
+        return (*words_of_number(number.real), *words_of_number(number.imag))
     if isinstance(number, float):
         return struct.unpack("<Q", struct.pack("<d", number))
     return (number & 0xFFFF_FFFF_FFFF_FFFF,)
 
 
-class Pass:
+class CallbackPass:
     """A side of a transform as a kernel of its own, from the tensor into dense memory, or from there."""
 
-    __slots__ = ("_block", "_data", "_dense", "_executor", "_given", "_launch", "_operand", "_place", "_taken")
+    __slots__ = ("_arguments", "_block", "_data", "_dense", "_executor", "_given", "_launch", "_operand", "_place")
 
-    def __init__(self, executor: CudaExecutor, given: Given, operand: int, offset: int) -> None:
+    def __init__(self, executor: CudaExecutor, given: BoundSide, operand: int, offset: int) -> None:
         """`operand` and `offset` are where the dense memory is."""
         self._executor, self._given, self._operand, self._place = executor, given, operand, offset
         side = given.side
         self._block, self._data, self._dense = Block(), ctypes.c_void_p(), ctypes.c_void_p()
         is_load, count = side.name == "load", ctypes.c_longlong(side.elements)
         addresses = (self._data, self._dense) if is_load else (self._dense, self._data)
-        self._taken = (*addresses, count, self._block)
+        self._arguments = (*addresses, count, self._block)
         kernel = (source_of(side, as_pass=True), f"{side.name}_pass", OPTIONS)
         grid = (-(-side.elements // (EACH * THREADS)),)
-        self._launch = launch_of(executor, kernel, grid, (THREADS,), self._taken)
+        self._launch = launch_of(executor, kernel, grid, (THREADS,), self._arguments)
 
     def enqueue(self, addresses: Sequence[Any]) -> None:
         """Launch it at some addresses."""
-        fill(self._block, 0, self._given.words, addresses)
+        write_block(self._block, 0, self._given.words, addresses)
         self._data.value = self._block.word[0]
         self._dense.value = addresses[self._operand] + self._place
         check(self._executor, self._launch())

@@ -21,7 +21,7 @@ from dispatch.refusal import Kind
 if TYPE_CHECKING:
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.keys import Dtype
-    from dispatch.libraries.cufft.layouts import Part, View
+    from dispatch.libraries.cufft.layouts import BatchAxis, View
 
 __all__ = ["SOURCE", "Fold", "Lines", "options", "points_of"]
 
@@ -149,21 +149,21 @@ extern "C" __global__ void unfold(const Found* found, REAL* out, Work w)
 class Lines(NamedTuple):
     """What is transformed: lines of n real numbers, of which so many are there, and how.
 
-    `axis` is the axis that they lie along; `parts` are the others, merged.
+    `axis` is the axis that they lie along; `batch_axes` are the others, merged.
     """
 
     type: int
     sine: bool
     n: int
     axis: int
-    parts: tuple[Part, ...]
+    batch_axes: tuple[BatchAxis, ...]
     orthogonal: bool
     factor: float
 
     @property
-    def many(self) -> int:
+    def line_count(self) -> int:
         """How many lines there are."""
-        return math.prod(part.extent for part in self.parts)
+        return math.prod(part.extent for part in self.batch_axes)
 
 
 def points_of(lines: Lines) -> int:
@@ -198,7 +198,7 @@ def options(lines: Lines, number: Dtype, real: Dtype, *, wide: bool) -> tuple[st
         "NUMBER": NAMES[number],
         "REAL": NAMES[real],
         "READ": "" if number in WHOLE or number in WIDE else "read",
-        "TURN": "sincospi" if real.itemsize == POINT else "sincospif",
+        "TURN": "sincospi" if real.itemsize == DOUBLE_BYTES else "sincospif",
         "INDEX": "unsigned long long" if wide else "unsigned",
         "TYPE": lines.type,
         "SINE": int(lines.sine),
@@ -207,7 +207,7 @@ def options(lines: Lines, number: Dtype, real: Dtype, *, wide: bool) -> tuple[st
     return "-std=c++17", *(f"-D{name}={value}" for name, value in chosen.items())
 
 
-POINT = 8  # bytes of a double
+DOUBLE_BYTES = 8  # bytes of a double
 FOUR = 4
 
 
@@ -222,12 +222,14 @@ class Fold(KernelStep):
         folds = name == "fold"
         beside, dense = (source, target) if folds else (target, source)
         each = dense.shape[-1] if folds else lines.n  # threads of a line
-        work = Work(lines.many * each, dense.shape[-1], lines.n, beside.shape[lines.axis], beside.strides[lines.axis])
+        work = Work(
+            lines.line_count * each, dense.shape[-1], lines.n, beside.shape[lines.axis], beside.strides[lines.axis]
+        )
         work.factor, work.orthogonal = lines.factor, lines.orthogonal
-        if len(lines.parts) > MOST_AXES:
+        if len(lines.batch_axes) > MOST_AXES:
             wanted = f"needs at most {MOST_AXES} axes that do not lie in memory as one beside the transformed one"
-            raise Refused(f"{wanted}, has {len(lines.parts)}", Kind.RULE)
-        for part in lines.parts:
+            raise Refused(f"{wanted}, has {len(lines.batch_axes)}", Kind.RULE)
+        for part in lines.batch_axes:
             work.axis[work.axes] = Axis(part.extent, part.source if folds else part.target)
             work.axes += 1
         chosen = options(lines, source.dtype if folds else real, real, wide=work.count >= SMALL - THREADS)

@@ -1,6 +1,6 @@
-"""Operands as cuFFT's advanced layout states them: embedded extents, a stride, a distance from one batch to the next.
+"""Operands in cuFFT's advanced data layout: embedded extents, a stride, a distance from one batch to the next.
 
-What one plan cannot state is several calls of it at other addresses, or several plans one after another, or None: then
+What one plan cannot describe takes several calls at other addresses, or several plans in sequence, or is None: then
 the operand is copied. Pure arithmetic over views; nothing here calls a library. Follows
 https://docs.nvidia.com/cuda/cufft/#advanced-data-layout.
 """
@@ -26,15 +26,15 @@ __all__ = [
     "CB32",
     "COMPLEX",
     "MOST_CALLS",
-    "Laid",
-    "Part",
+    "BatchAxis",
     "Problem",
+    "TransformSpec",
     "View",
-    "batched",
-    "chained",
-    "lay",
-    "merged",
-    "pairs_of",
+    "complex_view_of",
+    "dense_view",
+    "merged_axes",
+    "transform_chain",
+    "transform_spec",
     "view_of",
 ]
 
@@ -81,7 +81,7 @@ def view_of(layout: Layout, operand: int) -> View:
     return View(operand, 0, layout.dtype, layout.shape, layout.strides, layout.alignment)
 
 
-def pairs_of(layout: Layout, operand: int) -> View:
+def complex_view_of(layout: Layout, operand: int) -> View:
     """An operand whose last axis has the real and the imaginary part of each number, side by side."""
     strides = tuple(step // 2 for step in layout.strides[:-1])
     return View(operand, 0, COMPLEX[layout.dtype], layout.shape[:-1], strides, layout.alignment)
@@ -103,8 +103,8 @@ class Problem(NamedTuple):
     execution: int
 
 
-class Laid(NamedTuple):
-    """A problem, its operands, and how many bytes behind their beginnings each call of it starts."""
+class TransformSpec(NamedTuple):
+    """A problem, its operands, and for each call the offsets in bytes into source and target."""
 
     problem: Problem
     source: View
@@ -112,15 +112,15 @@ class Laid(NamedTuple):
     offsets: tuple[tuple[int, int], ...]
 
 
-class Part(NamedTuple):
-    """Axes of a batch that are one in both operands."""
+class BatchAxis(NamedTuple):
+    """A batch axis, or several merged: its extent, and its strides in both operands."""
 
     extent: int
     source: int
     target: int
 
 
-def lay(group: Sequence[int], source: View, target: View, most: int = MOST_CALLS) -> Laid | None:
+def transform_spec(group: Sequence[int], source: View, target: View, most: int = MOST_CALLS) -> TransformSpec | None:
     """One plan over up to three axes, the outermost first; of a real operand the last is the one that is halved.
 
     None where no plan states it: strides that are not multiples of each other, or not above 0, a batch of more than one
@@ -130,23 +130,23 @@ def lay(group: Sequence[int], source: View, target: View, most: int = MOST_CALLS
     for view in (source, target):
         if view.alignment < complex_dtype.itemsize:
             return None
-    first, second = _embedded(group, source), _embedded(group, target)
+    first, second = _embedding(group, source), _embedding(group, target)
     if first is None or second is None:
         return None
-    parts = merged(group, source, target)
-    whole = max((part for part in parts if part.source > 0 and part.target > 0), default=Part(1, 1, 1))
-    looped = [part for part in parts if part is not whole]
-    if math.prod(part.extent for part in looped) > most:
+    batch_axes = merged_axes(group, source, target)
+    inner = max((part for part in batch_axes if part.source > 0 and part.target > 0), default=BatchAxis(1, 1, 1))
+    outer = [part for part in batch_axes if part is not inner]
+    if math.prod(part.extent for part in outer) > most:
         return None
-    steps = [(part.source * source.dtype.itemsize, part.target * target.dtype.itemsize) for part in looped]
+    steps = [(part.source * source.dtype.itemsize, part.target * target.dtype.itemsize) for part in outer]
     if any(step % complex_dtype.itemsize for pair in steps for step in pair):
         return None
     sizes = tuple(max(source.shape[axis], target.shape[axis]) for axis in group)
     problem = Problem(
         sizes,
-        *(*first, whole.source, source.dtype.cuda),
-        *(*second, whole.target, target.dtype.cuda),
-        whole.extent,
+        *(*first, inner.source, source.dtype.cuda),
+        *(*second, inner.target, target.dtype.cuda),
+        inner.extent,
         complex_dtype.cuda,
     )
     offsets = tuple(
@@ -154,12 +154,12 @@ def lay(group: Sequence[int], source: View, target: View, most: int = MOST_CALLS
             sum(at * step for at, (step, _) in zip(place, steps, strict=True)),
             sum(at * step for at, (_, step) in zip(place, steps, strict=True)),
         )
-        for place in itertools.product(*(range(part.extent) for part in looped))
+        for place in itertools.product(*(range(part.extent) for part in outer))
     )
-    return Laid(problem, source, target, offsets)
+    return TransformSpec(problem, source, target, offsets)
 
 
-def _embedded(group: Sequence[int], view: View) -> tuple[Shape, int] | None:
+def _embedding(group: Sequence[int], view: View) -> tuple[Shape, int] | None:
     """The extents that the axes are embedded in, and the stride of the innermost one."""
     steps = [view.strides[axis] for axis in group]
     embed = [view.shape[group[0]]]
@@ -170,25 +170,25 @@ def _embedded(group: Sequence[int], view: View) -> tuple[Shape, int] | None:
     return (tuple(embed), steps[-1]) if min(steps) > 0 else None
 
 
-def merged(group: Sequence[int], source: View, target: View) -> list[Part]:
+def merged_axes(group: Sequence[int], source: View, target: View) -> list[BatchAxis]:
     """All other axes, merged where both operands step evenly over both."""
     rest = [axis for axis, extent in enumerate(source.shape) if axis not in group and extent > 1]
     rest.sort(key=lambda axis: -abs(target.strides[axis]))
-    parts: list[Part] = []
+    batch_axes: list[BatchAxis] = []
     for axis in rest:
-        part = Part(source.shape[axis], source.strides[axis], target.strides[axis])
-        if parts:
-            before = parts[-1]
+        part = BatchAxis(source.shape[axis], source.strides[axis], target.strides[axis])
+        if batch_axes:
+            before = batch_axes[-1]
             if before.source == part.source * part.extent and before.target == part.target * part.extent:
-                parts[-1] = part._replace(extent=before.extent * part.extent)
+                batch_axes[-1] = part._replace(extent=before.extent * part.extent)
                 continue
-        parts.append(part)
-    return parts
+        batch_axes.append(part)
+    return batch_axes
 
 
-def chained(
+def transform_chain(
     axes: Sequence[int], source: View, target: View, last: int | None = None, *, most: int = MOST_CALLS
-) -> list[Laid] | None:
+) -> list[TransformSpec] | None:
     """Plans one after another over all these axes: the first into the target, the others within it.
 
     `last` is an axis that real numbers are halved along, which belongs to the first plan. None where a plan cannot
@@ -202,7 +202,7 @@ def chained(
             count = rank - len(behind)
             if count > len(left):
                 continue
-            found = lay((*left[len(left) - count :], *behind), given, target, most)
+            found = transform_spec((*left[len(left) - count :], *behind), given, target, most)
             if found is not None:
                 break
         else:
@@ -212,7 +212,7 @@ def chained(
     return done
 
 
-def batched(operand: int, offset: int, dtype: Dtype, shape: Shape, axes: Sequence[int], alignment: int) -> View:
+def dense_view(operand: int, offset: int, dtype: Dtype, shape: Shape, axes: Sequence[int], alignment: int) -> View:
     """Dense memory in which these axes are the innermost ones, in this order: any plan can state it."""
     order = (*(axis for axis in range(len(shape)) if axis not in axes), *axes)
     steps = dense(tuple(shape[axis] for axis in order), dtype).strides

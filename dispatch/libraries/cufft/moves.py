@@ -165,7 +165,7 @@ class Hermitian(NamedTuple):
     others: tuple[int, ...]
 
 
-class _Line(NamedTuple):
+class _MovedAxis(NamedTuple):
     extent: int
     limit: int
     source: int
@@ -216,18 +216,18 @@ def work_of(
 
     `factors` has the axes of the source, with a stride of 0 along those that it is the same for.
     """
-    lines: list[_Line] = []
+    lines: list[_MovedAxis] = []
     order = sorted(range(len(target.shape)), key=lambda axis: -abs(target.strides[axis]))
     for axis in order:
         extent, role = target.shape[axis], PLAIN
         if hermitian is not None:
             role = HALVED if axis == hermitian.axis else MIRRORED if axis in hermitian.others else PLAIN
         by = 0 if factors is None else factors.strides[axis]
-        line = _Line(extent, source.shape[axis], source.strides[axis], target.strides[axis], by, role)
+        line = _MovedAxis(extent, source.shape[axis], source.strides[axis], target.strides[axis], by, role)
         if extent == line.limit == 1 and role == PLAIN:
             continue
-        if lines and (merged := _merged(lines[-1], line)) is not None:
-            lines[-1] = merged
+        if lines and (merged_axes := _merged(lines[-1], line)) is not None:
+            lines[-1] = merged_axes
         else:
             lines.append(line)
     if len(lines) > MOST_AXES:
@@ -255,7 +255,7 @@ def reach(view: View) -> int:
     return sum(abs(step) * extent for extent, step in zip(view.shape, view.strides, strict=True))
 
 
-def _merged(outer: _Line, inner: _Line) -> _Line | None:
+def _merged(outer: _MovedAxis, inner: _MovedAxis) -> _MovedAxis | None:
     plain = all(line.role == PLAIN and line.extent == line.limit for line in (outer, inner))
     nested = outer.source == inner.source * inner.extent and outer.target == inner.target * inner.extent
     nested = nested and outer.by == inner.by * inner.extent

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from dispatch.device.stream import Stream
     from dispatch.device.tensor import Tensor
 
-__all__ = ["Rows", "copy", "rows_of"]
+__all__ = ["PitchedRows", "copy", "rows_of"]
 
 Shape = tuple[int, ...]
 MAX_PITCH = 2**31 - 1  # bytes: CU_DEVICE_ATTRIBUTE_MAX_PITCH
 
 
-class Rows(NamedTuple):
+class PitchedRows(NamedTuple):
     """So many rows of `width` bytes; where they begin in both memories, and from one to the next, in bytes."""
 
     rows: int
@@ -34,36 +34,36 @@ class Rows(NamedTuple):
     target_pitch: int
 
 
-class _Axis(NamedTuple):
+class _CopyAxis(NamedTuple):
     extent: int
     source: int
     target: int
 
 
-def rows_of(shape: Shape, source: Shape, target: Shape, itemsize: int) -> Iterator[Rows]:
+def rows_of(shape: Shape, source: Shape, target: Shape, itemsize: int) -> Iterator[PitchedRows]:
     """The rows that a copy between two memories of these strides, in elements, consists of."""
     if 0 in shape:
         return
-    axes = [_Axis(*one) for one in zip(shape, source, target, strict=True) if one[0] > 1]
+    axes = [_CopyAxis(*one) for one in zip(shape, source, target, strict=True) if one[0] > 1]
     axes.sort(key=lambda axis: -axis.target)
-    merged: list[_Axis] = []
+    merged: list[_CopyAxis] = []
     for axis in axes:
         before = merged[-1] if merged else None
         if before and (before.source, before.target) == (axis.source * axis.extent, axis.target * axis.extent):
             merged[-1] = axis._replace(extent=before.extent * axis.extent)
         else:
             merged.append(axis)
-    inner = merged.pop() if merged and merged[-1][1:] == (1, 1) else _Axis(1, 1, 1)
-    rows = merged.pop() if merged else _Axis(1, inner.extent, inner.extent)
+    inner = merged.pop() if merged and merged[-1][1:] == (1, 1) else _CopyAxis(1, 1, 1)
+    rows = merged.pop() if merged else _CopyAxis(1, inner.extent, inner.extent)
     width, pitches = inner.extent * itemsize, (rows.source * itemsize, rows.target * itemsize)
     if max(pitches) > MAX_PITCH or min(pitches) < width:  # one row by itself has no pitch
         merged.append(rows)
-        rows, pitches = _Axis(1, inner.extent, inner.extent), (width, width)
+        rows, pitches = _CopyAxis(1, inner.extent, inner.extent), (width, width)
     for place in itertools.product(*(range(axis.extent) for axis in merged)):
         first, second = (
             sum(at * axis[side] for at, axis in zip(place, merged, strict=True)) * itemsize for side in (1, 2)
         )
-        yield Rows(rows.extent, width, first, second, *pitches)
+        yield PitchedRows(rows.extent, width, first, second, *pitches)
 
 
 def copy(source: Tensor, target: Tensor, stream: Stream) -> None:
@@ -76,7 +76,7 @@ def copy(source: Tensor, target: Tensor, stream: Stream) -> None:
             (_dense if rows.rows == 1 else _pitched)(begins, source, target, stream)
 
 
-def _dense(rows: Rows, source: Tensor, target: Tensor, stream: Stream) -> None:
+def _dense(rows: PitchedRows, source: Tensor, target: Tensor, stream: Stream) -> None:
     to, at, size = ctypes.c_uint64(rows.target), ctypes.c_uint64(rows.source), ctypes.c_size_t(rows.width)
     device: Any = stream.device
     if source.device is target.device:
@@ -89,7 +89,7 @@ def _dense(rows: Rows, source: Tensor, target: Tensor, stream: Stream) -> None:
         device.fail(status, name)
 
 
-def _pitched(rows: Rows, source: Tensor, target: Tensor, stream: Stream) -> None:
+def _pitched(rows: PitchedRows, source: Tensor, target: Tensor, stream: Stream) -> None:
     is_near = source.device is target.device
     call = driver.CUDA_MEMCPY2D() if is_near else driver.CUDA_MEMCPY3D_PEER()
     kind = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from dispatch.core.request import Plan
 from dispatch.execute.shared_memory import beyond_workspace
-from dispatch.libraries.cufft.layouts import batched
+from dispatch.libraries.cufft.layouts import dense_view
 from dispatch.libraries.cufft.moves import Move
 from dispatch.libraries.cufft.transforms import Transform
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dispatch.device.storage import Storage
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.keys import Dtype
-    from dispatch.libraries.cufft.layouts import Laid, View
+    from dispatch.libraries.cufft.layouts import TransformSpec, View
 
 __all__ = ["FftPlan", "Steps"]
 
@@ -72,7 +72,7 @@ class Steps:
 
     def scratch(self, dtype: Dtype, shape: tuple[int, ...], axes: Sequence[int]) -> View:
         """Dense memory for so many elements, in which these axes are the innermost ones."""
-        view = batched(self._scratch, self._bytes, dtype, shape, axes, ALIGNMENT)
+        view = dense_view(self._scratch, self._bytes, dtype, shape, axes, ALIGNMENT)
         nbytes = dtype.itemsize
         for extent in shape:
             nbytes *= extent
@@ -87,9 +87,9 @@ class Steps:
         """Add a step of the caller's."""
         self._steps.append(step)
 
-    def transform(self, chain: Sequence[Laid], *, forward: bool) -> None:
+    def transform(self, chain: Sequence[TransformSpec], *, forward: bool) -> None:
         """Transform by these plans of cuFFT, one after another."""
-        self._steps += [Transform(self._executor, laid, forward=forward) for laid in chain]
+        self._steps += [Transform(self._executor, spec, forward=forward) for spec in chain]
 
     def plan(self) -> Plan:
         """The plan of all these steps: scratch memory and what cuFFT works in lie in one piece.
@@ -104,5 +104,5 @@ class Steps:
         if nbytes:
             memory, base = beyond_workspace(self._executor, nbytes, MEMORY)
         for step in transforms:
-            step.work_at(base + self._bytes)
+            step.set_work_area(base + self._bytes)
         return FftPlan(self._executor, self._row, self._steps, memory, base)

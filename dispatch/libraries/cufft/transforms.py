@@ -1,9 +1,9 @@
-"""cuFFT's plans: made without memory of their own, kept while a plan of ours needs them, and then for who needs the
-same; what is kept is bounded in bytes.
+"""cuFFT's plans: made without a work area, used by one plan of ours at a time, and cached for the next that needs one.
 
-cuFFT does not say what a plan holds on the device, tables of roots of unity and kernels for its sizes: `held` estimates
-it. One executor's plans beyond `LIMIT` bytes are forgotten, all of them, and made anew as they come; those that nobody
-uses are destroyed beyond it, the oldest first, and only while another plan is made: to destroy one waits for the GPU.
+cuFFT does not report how much device memory a plan holds, in tables of roots of unity and kernels: `estimated_bytes`
+estimates it. If the plans of one executor exceed `LIMIT` bytes, the executor forgets all of them and makes them again
+as they are needed. Idle plans beyond the limit are destroyed, the oldest first, and only while another plan is made,
+because destroying one waits for the GPU.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
 
     from dispatch.device.storage import Storage
     from dispatch.execute.cuda_executor import CudaExecutor
-    from dispatch.libraries.cufft.layouts import Laid, Problem
+    from dispatch.libraries.cufft.layouts import Problem, TransformSpec
 
-__all__ = ["LIMIT", "Routine", "Transform", "held"]
+__all__ = ["LIMIT", "CallbackRoutine", "Transform", "estimated_bytes"]
 
 DATA, KINDS = cufft.cudaDataType_t, cufft.cufftType_t
 LIMIT = 512 << 20  # bytes
-EACH = 1 << 20  # bytes of a plan of whatever size
-TABLES = 4  # roots of unity for each point along an axis; a size with a large prime has those of two larger sizes
-IDLE = "cufft"
+PLAN_BYTES = 1 << 20  # bytes of a plan of whatever size
+TABLE_POINTS = 4  # roots of unity for each point along an axis; a size with a large prime has those of two larger sizes
+IDLE_PLANS = "cufft"
 REFUSALS = ("CUFFT_NOT_SUPPORTED", "CUFFT_NOT_IMPLEMENTED", "CUFFT_INVALID_SIZE", "CUFFT_INVALID_TYPE")
 # To link callbacks may take more registers or memory than there are, of which cuFFT says no more than this.
-OF_CALLBACKS = (
+CALLBACK_REFUSALS = (
     *REFUSALS,
     "CUFFT_INTERNAL_ERROR",
     "CUFFT_SETUP_FAILED",
     "CUFFT_NVRTC_FAILURE",
     "CUFFT_NVJITLINK_FAILURE",
 )
-MAX_BASIC = 2**31 - 1  # points of a plan that is told 32-bit numbers
+MAX_BASIC = 2**31 - 1  # points of a plan that takes 32-bit numbers
 BASIC = {
     (int(given), int(made)): int(kind)
     for given, made, kind in (
@@ -53,12 +53,12 @@ BASIC = {
         (DATA.CUDA_C_64F, DATA.CUDA_R_64F, KINDS.CUFFT_Z2D),
     )
 }
-POINT = 16  # bytes, of the largest complex number
-BLOCK = 512  # bytes that the callbacks of a plan find, those of a store in the second half
-STORES = 4  # the number of the first type of store callbacks
+POINT_BYTES = 16  # bytes, of the largest complex number
+BLOCK_BYTES = 512  # bytes that the callbacks of a plan find, those of a store in the second half
+FIRST_STORE = 4  # the number of the first type of store callbacks
 
 
-class Routine(NamedTuple):
+class CallbackRoutine(NamedTuple):
     """A callback: its cufftXtCallbackType, its name in C++, unmangled, and its LTO-IR."""
 
     kind: int
@@ -66,34 +66,34 @@ class Routine(NamedTuple):
     code: bytes
 
 
-class Kept(NamedTuple):
+class CachedPlan(NamedTuple):
     """A plan of cuFFT, what it was made for, and the bytes that it works in, which are not its own.
 
     Its callbacks find their operands in `block`, whose address is the plan's as long as it is there. cuFFT copies
-    nothing of what it is told of a callback: names and lists of addresses are in `told`, code in `routines`, until the
-    plan is destroyed.
+    nothing that it is given for a callback: names and lists of addresses stay in `callback_arguments`, code in
+    `routines`, until the plan is destroyed.
     """
 
     problem: Problem
     handle: int
     work: int
-    routines: tuple[Routine, ...] = ()
+    routines: tuple[CallbackRoutine, ...] = ()
     block: Storage | None = None
-    told: tuple[Any, ...] = ()
+    callback_arguments: tuple[Any, ...] = ()
 
 
-def held(problem: Problem) -> int:
-    """The bytes on the device that a plan is taken to hold."""
-    return EACH + TABLES * POINT * sum(problem.sizes)
+def estimated_bytes(problem: Problem) -> int:
+    """An estimate of the device memory that a plan holds."""
+    return PLAN_BYTES + TABLE_POINTS * POINT_BYTES * sum(problem.sizes)
 
 
-def destroy(kept: Kept) -> int:
+def destroy(plan: CachedPlan) -> int:
     """Its end, with cuFFT's status."""
-    status: int = cufft.cufftDestroy.unchecked(kept.handle)
+    status: int = cufft.cufftDestroy.unchecked(plan.handle)
     return status
 
 
-class Account:
+class PlanMemory:
     """The bytes that the plans of one executor hold; `spared` are those that were still in use when it forgot them."""
 
     __slots__ = ("nbytes", "spared")
@@ -109,118 +109,128 @@ class Transform:
     work of the first. It is destroyed with its device, or when too many are kept.
     """
 
-    __slots__ = ("__weakref__", "_account", "_device", "_executor", "_forward", "_kept", "_laid", "_last", "_stream")
+    __slots__ = (
+        "__weakref__",
+        "_account",
+        "_device",
+        "_executor",
+        "_forward",
+        "_last_stream",
+        "_plan",
+        "_spec",
+        "_stream",
+    )
 
     def __init__(
-        self, executor: CudaExecutor, laid: Laid, *, forward: bool, routines: tuple[Routine, ...] = ()
+        self, executor: CudaExecutor, spec: TransformSpec, *, forward: bool, routines: tuple[CallbackRoutine, ...] = ()
     ) -> None:
-        self._kept: Kept | None = None
-        self._executor, self._device, self._laid = executor, executor.device, laid
+        self._plan: CachedPlan | None = None
+        self._executor, self._device, self._spec = executor, executor.device, spec
         self._forward = cufft.CUFFT_FORWARD if forward else cufft.CUFFT_INVERSE
         self._stream: int | None = -1  # none that exists
-        self._last = executor.stream.stream if isinstance(executor.stream, QuietStream) else executor.stream
-        self._account: Account = executor.handles.setdefault(IDLE, Account())
-        if self._account.nbytes + held(laid.problem) > LIMIT + self._account.spared:
+        self._last_stream = executor.stream.stream if isinstance(executor.stream, QuietStream) else executor.stream
+        self._account: PlanMemory = executor.handles.setdefault(IDLE_PLANS, PlanMemory())
+        if self._account.nbytes + estimated_bytes(spec.problem) > LIMIT + self._account.spared:
             executor.forget()
             self._account.spared = self._account.nbytes
-        idle: Any = self._device.idle[IDLE]
-        kept = taken(idle, laid.problem, routines)
-        if kept is None:
-            block = executor.device.allocate(BLOCK, executor.stream) if routines else None
-            kept = made(laid.problem, routines, block)
-            trim(idle)
+        idle: Any = self._device.idle[IDLE_PLANS]
+        plan = take_idle(idle, spec.problem, routines)
+        if plan is None:
+            block = executor.device.allocate(BLOCK_BYTES, executor.stream) if routines else None
+            plan = make_plan(spec.problem, routines, block)
+            trim_idle(idle)
         else:
             executor.stream.wait_for_uses(self._device.releases.side)
-        self._kept = kept
-        self._account.nbytes += held(laid.problem)
+        self._plan = plan
+        self._account.nbytes += estimated_bytes(spec.problem)
 
     @property
     def work_bytes(self) -> int:
-        """What it needs to work in, from `work_at` on."""
-        return 0 if self._kept is None else self._kept.work
+        """The size of its work area."""
+        return 0 if self._plan is None else self._plan.work
 
-    def work_at(self, address: int) -> None:
-        """Where it works; plans on one stream may share it."""
-        if self._kept is not None:
-            cufft.cufftSetWorkArea(self._kept.handle, address)
+    def set_work_area(self, address: int) -> None:
+        """Set the work area; plans on one stream may share one."""
+        if self._plan is not None:
+            cufft.cufftSetWorkArea(self._plan.handle, address)
 
-    def own_block(self) -> None:
-        """Have what callbacks find be written on the executor's stream, behind what another one has done with it."""
-        kept: Any = self._kept
-        if kept.block.owner is not self._executor.stream:  # the plan was another's, whose work was waited for since
-            kept.block.owner = kept.block.writer = self._executor.stream
+    def claim_block(self) -> None:
+        """Make the executor's stream the owner of the callbacks' block, after the work of its previous owner."""
+        plan: Any = self._plan
+        if plan.block.owner is not self._executor.stream:  # the plan was another's, whose work was waited for since
+            plan.block.owner = plan.block.writer = self._executor.stream
 
     def enqueue(self, addresses: Any) -> None:
         """Transform at some addresses."""
-        kept: Any = self._kept
+        plan: Any = self._plan
         stream = self._executor.target.value
         if stream != self._stream:
-            cufft.cufftSetStream(kept.handle, cufft.cudaStream_t(stream))
+            cufft.cufftSetStream(plan.handle, cufft.cudaStream_t(stream))
             self._stream = stream
-        source, target = self._laid.source, self._laid.target
+        source, target = self._spec.source, self._spec.target
         first = addresses[source.operand] + source.offset
         second = addresses[target.operand] + target.offset
         execute: Any = cufft.cufftXtExec
-        for beside, behind in self._laid.offsets:
-            status = execute.unchecked(kept.handle, first + beside, second + behind, self._forward)
+        for beside, behind in self._spec.offsets:
+            status = execute.unchecked(plan.handle, first + beside, second + behind, self._forward)
             if status:
                 self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
                 raise execute.error(status)
 
     def close(self) -> None:
         """Give the plan of cuFFT back; a second call does nothing."""
-        kept, self._kept = self._kept, None
-        if kept is None:
+        plan, self._plan = self._plan, None
+        if plan is None:
             return
-        self._account.nbytes -= held(kept.problem)
+        self._account.nbytes -= estimated_bytes(plan.problem)
         if self._device.fault is None:
             with suppress(CudaError, DispatchError):  # of a stream under capture, whose work is not run as yet
-                self._device.releases.side.wait_for_uses(self._last)
-            self._device.idle[IDLE].append((kept, destroy))
+                self._device.releases.side.wait_for_uses(self._last_stream)
+            self._device.idle[IDLE_PLANS].append((plan, destroy))
 
     def __del__(self) -> None:
         if not sys.is_finalizing() and self._device.alive:
             self.close()
 
 
-def taken(idle: deque[Any], problem: Problem, routines: tuple[Routine, ...] = ()) -> Kept | None:
-    """A plan that nobody uses, and nobody else does from now on; None where there is none for a problem."""
+def take_idle(idle: deque[Any], problem: Problem, routines: tuple[CallbackRoutine, ...] = ()) -> CachedPlan | None:
+    """Take an idle plan for a problem out of the cache; None if there is none."""
     for entry in idle.copy():
         if entry[0].problem == problem and entry[0].routines == routines:
             try:
                 idle.remove(entry)
             except ValueError:  # another thread has it
                 continue
-            kept: Kept = entry[0]
-            return kept
+            plan: CachedPlan = entry[0]
+            return plan
     return None
 
 
-def trim(idle: deque[Any]) -> None:
-    """Destroy the oldest of those that nobody uses until the others are within the limit."""
-    while idle and sum(held(entry[0].problem) for entry in idle.copy()) > LIMIT:
+def trim_idle(idle: deque[Any]) -> None:
+    """Destroy the oldest idle plans until the others are within the limit."""
+    while idle and sum(estimated_bytes(entry[0].problem) for entry in idle.copy()) > LIMIT:
         try:
-            kept, end = idle.popleft()
+            plan, end = idle.popleft()
         except IndexError:  # another thread was there first
             return
-        end(kept)
+        end(plan)
 
 
-def made(problem: Problem, routines: tuple[Routine, ...] = (), block: Storage | None = None) -> Kept:
-    """A plan without memory to work in; Refused where cuFFT has none for the problem.
+def make_plan(problem: Problem, routines: tuple[CallbackRoutine, ...] = (), block: Storage | None = None) -> CachedPlan:
+    """Make a plan without a work area; Refused if cuFFT has none for the problem.
 
     cuFFT keeps the pointers to a callback's name and code, and reads them when the plan is made: what is gone by then
     ends in CUFFT_INTERNAL_ERROR, or in another.
     """
-    handle, work, told = ctypes.c_int32(), ctypes.c_size_t(), []
+    handle, work, callback_arguments = ctypes.c_int32(), ctypes.c_size_t(), []
     cufft.cufftCreate(ctypes.byref(handle))
     try:
         cufft.cufftSetAutoAllocation(handle.value, 0)
         for one in routines:
             found: Any = block
-            at = (ctypes.c_void_p * 1)(found.base + (BLOCK // 2 if one.kind >= STORES else 0))
+            at = (ctypes.c_void_p * 1)(found.base + (BLOCK_BYTES // 2 if one.kind >= FIRST_STORE else 0))
             name = one.symbol.encode()
-            told.append((name, at))
+            callback_arguments.append((name, at))
             cufft.cufftXtSetJITCallback(
                 handle.value, name, one.code, len(one.code), cufft.cufftXtCallbackType(one.kind), at
             )
@@ -231,10 +241,10 @@ def made(problem: Problem, routines: tuple[Routine, ...] = (), block: Storage | 
             _make_many(handle.value, problem, work)
     except CufftError as error:
         cufft.cufftDestroy.unchecked(handle.value)
-        if error.name in (REFUSALS if not routines else OF_CALLBACKS):
+        if error.name in (REFUSALS if not routines else CALLBACK_REFUSALS):
             raise Refused(f"cuFFT has no plan of sizes {list(problem.sizes)} for it: {error}") from error
         raise
-    return Kept(problem, handle.value, work.value, routines, block, tuple(told))
+    return CachedPlan(problem, handle.value, work.value, routines, block, tuple(callback_arguments))
 
 
 def is_basic(problem: Problem) -> bool:

@@ -17,7 +17,17 @@ if TYPE_CHECKING:
     from dispatch.device.layout import Array
     from dispatch.keys import Dtype
 
-__all__ = ["Factors", "Layout", "Part", "Problem", "along_first", "along_second", "in_strings", "layouts_of", "shares"]
+__all__ = [
+    "Factors",
+    "GpuPart",
+    "Layout",
+    "Problem",
+    "along_first",
+    "along_second",
+    "in_strings",
+    "layouts_of",
+    "split_extent",
+]
 
 Shape = tuple[int, ...]
 
@@ -52,7 +62,7 @@ class Factors(NamedTuple):
     length: int
 
 
-class Part(NamedTuple):
+class GpuPart(NamedTuple):
     """What one GPU has.
 
     Attributes:
@@ -84,7 +94,7 @@ class Layout(NamedTuple):
     shape: Shape
     frame: Shape
     order: Shape
-    parts: tuple[Part, ...]
+    parts: tuple[GpuPart, ...]
 
     def pieces(self, array: Array) -> list[Array]:
         """Views of an array in natural order, in the axes of the frame: what each part has."""
@@ -100,7 +110,7 @@ class Layout(NamedTuple):
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
 
 
-def shares(extent: int, count: int) -> list[tuple[int, int]]:
+def split_extent(extent: int, count: int) -> list[tuple[int, int]]:
     """From where to where each of so many parts of an axis goes: the first extent % count have one more."""
     each, more = divmod(extent, count)
     starts = [number * each + min(number, more) for number in range(count + 1)]
@@ -118,14 +128,14 @@ def along_first(dtype: Dtype, shape: Shape, count: int, width: int | None = None
         rows, step = math.prod(shape[1:-1]), row
         frame = (shape[0] * rows, shape[-1])
     parts = [
-        Part(
+        GpuPart(
             (end - start, *shape[1:]),
             strides,
             (slice(start * rows, end * rows), slice(None)),
             ((end - start) * rows, frame[1]),
             (step, 1),
         )
-        for start, end in shares(shape[0], count)
+        for start, end in split_extent(shape[0], count)
     ]
     return Layout(dtype, shape, frame, (0, 1), tuple(parts))
 
@@ -134,10 +144,10 @@ def along_second(dtype: Dtype, shape: Shape, count: int) -> Layout:
     """Cut along the second axis of two or more; each part is dense."""
     frame = (shape[0], shape[1], math.prod(shape[2:]))
     parts = []
-    for start, end in shares(shape[1], count):
+    for start, end in split_extent(shape[1], count):
         own, extents = (shape[0], end - start, *shape[2:]), (shape[0], end - start, frame[2])
         index = (slice(None), slice(start, end), slice(None))
-        parts.append(Part(own, c_strides(own), index, extents, c_strides(extents)))
+        parts.append(GpuPart(own, c_strides(own), index, extents, c_strides(extents)))
     return Layout(dtype, shape, frame, (0, 1, 2), tuple(parts))
 
 
@@ -145,10 +155,10 @@ def in_strings(dtype: Dtype, factors: Factors, count: int) -> Layout:
     """The result of one transform along one axis, as many strings on each GPU: a part is [strings, factor2, length]."""
     factor2, strings, length = factors
     parts = []
-    for start, end in shares(strings, count):
+    for start, end in split_extent(strings, count):
         own, extents = (end - start, factor2, length), (factor2, end - start, length)
         index = (slice(None), slice(start, end), slice(None))
-        parts.append(Part(own, c_strides(own), index, extents, (length, factor2 * length, 1)))
+        parts.append(GpuPart(own, c_strides(own), index, extents, (length, factor2 * length, 1)))
     return Layout(dtype, (math.prod(factors),), (factor2, strings, length), (1, 0, 2), tuple(parts))
 
 
@@ -161,12 +171,12 @@ def layouts_of(problem: Problem, factors: Factors | None, count: int) -> tuple[l
         return both, both
     shape = (batch, *sizes) if batch > 1 else sizes
     if not problem.is_real:
-        both = [along_first(given, shape, count)] * 2 if batch > 1 else _both_ways(given, shape, count)
+        both = [along_first(given, shape, count)] * 2 if batch > 1 else _both_cuts(given, shape, count)
         return both, both
     signal, end = along_first(given, shape, count, 2 * half), (*shape[:-1], half)
     spectrum = along_first(wanted, end, count) if batch > 1 else along_second(wanted, end, count)
     return [signal] * 2, [spectrum] * 2
 
 
-def _both_ways(dtype: Dtype, shape: Shape, count: int) -> list[Layout]:
+def _both_cuts(dtype: Dtype, shape: Shape, count: int) -> list[Layout]:
     return [along_first(dtype, shape, count), along_second(dtype, shape, count)]

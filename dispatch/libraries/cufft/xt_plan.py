@@ -38,7 +38,7 @@ class Handles:
     """Plans of cuFFT, forward and inverse, which are one unless real; they go with the last that needs them."""
 
     def __init__(self, devices: Sequence[Any], stream: Stream, problem: Problem) -> None:
-        self.devices, self.stream, self.made = tuple(devices), stream, list[int]()
+        self.devices, self.stream, self.handles = tuple(devices), stream, list[int]()
         given, spectrum = problem.given.cuda, problem.spectrum.cuda
         with self.devices[0].context, relaxed():
             for kinds in [(given, spectrum), (spectrum, given)][: 1 + problem.is_real]:
@@ -47,7 +47,7 @@ class Handles:
     def _make(self, problem: Problem, given: int, wanted: int) -> None:
         handle, count, rank = ctypes.c_int32(), len(self.devices), len(problem.sizes)
         cufft.cufftCreate(ctypes.byref(handle))
-        self.made.append(handle.value)
+        self.handles.append(handle.value)
         ordinals = (ctypes.c_int32 * count)(*(device.ordinal for device in self.devices))
         sizes, work = (ctypes.c_int64 * rank)(*problem.sizes), (ctypes.c_size_t * count)()
         cufft.cufftSetStream(handle.value, cufft.cudaStream_t(self.stream.c_handle.value or 0))
@@ -58,9 +58,9 @@ class Handles:
         cufft.cufftXtMakePlanMany(handle.value, rank, sizes, *layouts, problem.batch, work, execution)
 
     def __del__(self) -> None:
-        if is_there(self):
+        if is_alive(self):
             with self.devices[0].context, relaxed():
-                for handle in self.made:
+                for handle in self.handles:
                     cufft.cufftDestroy.unchecked(handle)
 
 
@@ -72,7 +72,7 @@ class XtMemory:
         self.is_idle = False
         found = ctypes.c_void_p()
         with self.devices[0].context, relaxed():
-            cufft.cufftXtMalloc(handles.made[0], ctypes.byref(found), NATURAL)
+            cufft.cufftXtMalloc(handles.handles[0], ctypes.byref(found), NATURAL)
         self._at = found.value or 0
         self.descriptor: Any = cufft.cudaLibXtDesc.from_address(self._at)
         whole: Any = cufft.cudaXtDesc.from_address(self.descriptor.descriptor or 0)
@@ -83,24 +83,24 @@ class XtMemory:
         """Of the descriptor."""
         return self._at
 
-    def storages(self, homes: Sequence[Stream]) -> list[Storage]:
+    def storages(self, streams: Sequence[Stream]) -> list[Storage]:
         """The parts, each first used on a stream of its GPU."""
-        parts = zip(self.devices, self.addresses, self.sizes, homes, strict=True)
-        return [Storage(device, at or 0, size, home, let_go, (self, home)) for device, at, size, home in parts]
+        parts = zip(self.devices, self.addresses, self.sizes, streams, strict=True)
+        return [Storage(device, at or 0, size, home, release_part, (self, home)) for device, at, size, home in parts]
 
     def __del__(self) -> None:
-        if self._at and is_there(self):
+        if self._at and is_alive(self):
             with self.devices[0].context, relaxed():
                 cufft.cufftXtFree.unchecked(ctypes.byref(self.descriptor))
 
 
-def is_there(owner: Any) -> bool:
+def is_alive(owner: Any) -> bool:
     """Whether the GPUs still have what is to be given back: else it has gone with their contexts."""
     devices = getattr(owner, "devices", ())  # Ctrl-C may have come before the first line of __init__
     return not sys.is_finalizing() and all(device.alive and device.fault is None for device in devices)
 
 
-def let_go(storage: Storage) -> None:
+def release_part(storage: Storage) -> None:
     """Let cuFFT have a part back: at once where nothing uses it, else behind the streams that do."""
     memory, home = storage.keep
     if memory.is_idle and storage.owner is home and not storage.lent:
@@ -120,28 +120,28 @@ class XtPlan:
 
     def __init__(self, devices: Sequence[Any], problem: Problem) -> None:
         self._devices, self._problem = tuple(devices), problem
-        self._homes: list[Stream] = [device.stream() for device in devices]
+        self._streams: list[Stream] = [device.stream() for device in devices]
         for is_last in (False, True):
             try:
                 self._make()
                 return
             except CufftError as error:
                 if is_last or error.name != "CUFFT_ALLOC_FAILED":
-                    raise self._meant(error) from error
+                    raise self._translated(error) from error
             for device in dict.fromkeys(devices):  # what was made went with the error
                 device.trim()  # what this library keeps for later is room for cuFFT
 
     def _make(self) -> None:
-        self._handles = Handles(self._devices, self._homes[0], self._problem)
+        self._handles = Handles(self._devices, self._streams[0], self._problem)
         self._memory = XtMemory(self._handles)
-        self.storages = self._memory.storages(self._homes)
+        self.storages = self._memory.storages(self._streams)
         self._spare: tuple[XtMemory, list[Storage]] | None = None
         self.factors: Factors | None = None
         if self._problem.in_strings:
             found = cufft.cufftXt1dFactors()
             query = cufft.cufftXtQueryType.CUFFT_QUERY_1D_FACTORS
             with self._devices[0].context:
-                cufft.cufftXtQueryPlan(self._handles.made[0], ctypes.byref(found), query)
+                cufft.cufftXtQueryPlan(self._handles.handles[0], ctypes.byref(found), query)
             self.factors = Factors(found.factor2, found.stringCount, found.substringLength)
             if math.prod(self.factors) != self._problem.sizes[0] or found.stringCount % len(self._devices):
                 raise Refused(f"cuFFT says that a result of {self._problem.sizes[0]} points lies in {self.factors}")
@@ -152,7 +152,7 @@ class XtPlan:
             if size < wanted:
                 raise Refused(f"cuFFT has {size} bytes for a part on {device}, which takes {wanted}")
 
-    def _meant(self, error: CufftError) -> Exception:
+    def _translated(self, error: CufftError) -> Exception:
         names = ", ".join(map(str, self._devices))
         what = f"{self._problem.batch} transform(s) of {list(self._problem.sizes)} over {names}"
         if error.name == "CUFFT_ALLOC_FAILED":
@@ -173,14 +173,14 @@ class XtPlan:
 
     def execute(self, *, inverse: bool) -> None:
         """Transform the parts, behind all that uses them; what uses them from now on is behind this."""
-        handles = self._handles.made
+        handles = self._handles.handles
         handle, descriptor = handles[inverse and len(handles) - 1], ctypes.byref(self._memory.descriptor)
         direction = cufft.CUFFT_INVERSE if inverse else cufft.CUFFT_FORWARD
         self._begin(self.storages)
         call: Any = cufft.cufftXtExecDescriptor
         self._call(call, handle, descriptor, descriptor, ctypes.c_int(direction))
-        for home in self._homes[1:]:
-            home.wait_for_uses(self._homes[0])
+        for home in self._streams[1:]:
+            home.wait_for_uses(self._streams[0])
 
     def restore(self) -> None:
         """Bring the result of one transform along one axis into natural order, in memory of its own; the host waits."""
@@ -188,15 +188,15 @@ class XtPlan:
             try:
                 memory = XtMemory(self._handles)
             except CufftError as error:
-                raise self._meant(error) from error
-            self._spare = memory, memory.storages(self._homes)
+                raise self._translated(error) from error
+            self._spare = memory, memory.storages(self._streams)
         memory, storages = self._spare
         memory.descriptor.subFormat = int(NATURAL)
         self._begin([*self.storages, *storages])
-        self._homes[0].synchronize()
+        self._streams[0].synchronize()
         addresses = ctypes.c_void_p(memory.address), ctypes.c_void_p(self._memory.address)
         call: Any = cufft.cufftXtMemcpy
-        self._call(call, self._handles.made[0], *addresses, ctypes.c_int(COPIES.CUFFT_COPY_DEVICE_TO_DEVICE))
+        self._call(call, self._handles.handles[0], *addresses, ctypes.c_int(COPIES.CUFFT_COPY_DEVICE_TO_DEVICE))
         self._spare = self._memory, self.storages
         self._memory, self.storages = memory, storages
 
@@ -204,14 +204,14 @@ class XtPlan:
         """Have the first GPU's stream wait for all that uses these."""
         for storage in storages:
             storage.use(storage.keep[1], write=True)
-        for home in self._homes[1:]:
-            self._homes[0].wait_for_uses(home)
+        for home in self._streams[1:]:
+            self._streams[0].wait_for_uses(home)
 
     def _call(self, function: Any, *arguments: Any) -> None:
         with self._devices[0].context, relaxed():
             status = function.unchecked(*arguments)
         if status:
-            for home in self._homes:
+            for home in self._streams:
                 home.done()  # raises DeviceFault where it is a device that is lost
             raise function.error(status)
 
@@ -220,7 +220,7 @@ class XtPlan:
         held = [(self._memory, self.storages), *([] if self._spare is None else [self._spare])]
         if all(device.alive and device.fault is None for device in self._devices):
             self._begin([storage for _, storages in held for storage in storages])
-            for home in self._homes:
+            for home in self._streams:
                 home.synchronize()
             for memory, _ in held:
                 memory.is_idle = True

@@ -124,7 +124,7 @@ def check(form: CallbackForm, number: Dtype, found: Dtype, choice: Any, name: st
     kind = DftKind.R2C if not number.is_complex else DftKind.C2C if found.is_complex else DftKind.C2R
     real = COMPUTED[found][0]
     shape, points = of_kind(form, kind)
-    a = _laid(form, drawn(rng, form.stored or number, shape), device)
+    a = _place_operand(form, drawn(rng, form.stored or number, shape), device)
     if form.stored is F16:
         a = place(device, rng.integers(-30000, 30000, shape).astype(np.int16).view(np.float16))
     request = CallbackDftRequest(a.view, kind, points, form.axes, inverse=inverse, norm=norm, precision=real)
@@ -140,7 +140,7 @@ def check(form: CallbackForm, number: Dtype, found: Dtype, choice: Any, name: st
     return spectrum_check(name, request, exact(request, EXACT), written, request.transformed, count)
 
 
-def _laid(form: CallbackForm, values: Any, device: Device) -> GuardedBuffer:
+def _place_operand(form: CallbackForm, values: Any, device: Device) -> GuardedBuffer:
     made = place(device, values, form.order, form.gap)
     if not form.step:
         return made

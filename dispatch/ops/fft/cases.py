@@ -123,7 +123,7 @@ def check(form: Form, dtype: Dtype, kind: DftKind, choice: Any, name: str, devic
     """A case with fresh operands."""
     inverse, norm = choice
     shape, points = of_kind(form, kind)
-    a = _laid(form, drawn(rng, dtype, shape), device)
+    a = _place_operand(form, drawn(rng, dtype, shape), device)
     request = DftRequest(a.view, kind, points, form.axes, inverse=inverse, norm=norm)
     if form.factors is not None:
         request = request.replace(factors=place(device, factors_of(form, kind, request, rng), gap=form.gap).view)
@@ -145,7 +145,7 @@ def factors_of(form: Form, kind: DftKind, request: DftRequest, rng: Any) -> Arra
     return drawn(rng, COMPUTED[request.outputs()["out"].dtype][is_complex], shape)
 
 
-def _laid(form: Form, values: Array, device: Device) -> GuardedBuffer:
+def _place_operand(form: Form, values: Array, device: Device) -> GuardedBuffer:
     made = place(device, values, form.order, form.gap)
     if form.reversed_axis is not None:
         there = [slice(None)] * values.ndim

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dispatch.errors import WorkerFailed
-from dispatch.libraries.cufft.layouts import COMPLEX, Laid, View, chained, lay, view_of
+from dispatch.libraries.cufft.layouts import COMPLEX, TransformSpec, View, transform_chain, transform_spec, view_of
 from dispatch.libraries.cufft.moves import Hermitian
 from dispatch.libraries.cufft.steps import Steps
 from dispatch.ops.fft.request import DftKind, DftRequest, TransformRequest
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.keys import Dtype
 
-__all__ = ["DftSteps", "ending", "plan", "sound"]
+__all__ = ["DftSteps", "chain_with_last", "checked_chain", "plan"]
 
 RANK = 3
 ANY = 2**62  # calls: in memory of our own no copy would take fewer
@@ -49,10 +49,12 @@ class DftSteps(Steps):
         super().__init__(executor, row, len(request.reads) + len(request.writes))
         self.request, self.forward = request, not request.inverse
         self.axes, self.factor = request.transformed, request.factor
-        self.long = tuple(axis for axis, n in zip(self.axes, request.points, strict=True) if n > 1)  # of one is itself
+        self.nontrivial_axes = tuple(
+            axis for axis, n in zip(self.axes, request.points, strict=True) if n > 1
+        )  # of one is itself
         self.wanted = view_of(request.layout_of("out"), request.place_of("out"))
         self.given = view_of(request.layout_of("a"), request.place_of("a")).cropped(request.read)
-        self.factors = None if request.factors is None else spread(request.layout_of("factors"), request)
+        self.factors = None if request.factors is None else broadcast_strides(request.layout_of("factors"), request)
         # Whether cuFFT may read what is given: nothing is to be filled up or multiplied.
         self.is_direct = self.given.shape == request.read and self.factors is None
 
@@ -67,37 +69,37 @@ class DftSteps(Steps):
     def c2c(self) -> None:
         """From where it lies to where it is wanted; else it is copied there first, or both are copies."""
         wanted = self.wanted
-        if not self.long:
+        if not self.nontrivial_axes:
             self.read(wanted, factor=self.factor)
             return
         # Where the two are one, both are copied or none is: they lie alike.
         chain = None
         if self.is_direct and self.given.dtype is wanted.dtype:
-            chain = chained(self.long, self.given, wanted)
+            chain = transform_chain(self.nontrivial_axes, self.given, wanted)
         if chain is not None:
             self.transform(chain, forward=self.forward)
             self.scale(wanted)
             return
-        chain, made = chained(self.long, wanted, wanted), wanted
+        chain, made = transform_chain(self.nontrivial_axes, wanted, wanted), wanted
         if chain is None:
             made = self.dense(wanted.dtype, wanted.shape)
-            chain = chained(self.long, made, made, most=ANY)
+            chain = transform_chain(self.nontrivial_axes, made, made, most=ANY)
         self.read(made, factor=self.factor)
-        self.transform(sound(chain), forward=self.forward)
+        self.transform(checked_chain(chain), forward=self.forward)
         if made is not wanted:
             self.move(made, wanted)
 
     def r2c(self) -> None:
         """Halve the last axis first; the others are complex from then on."""
         wanted, last = self.wanted, self.axes[-1]
-        others = tuple(axis for axis in self.long if axis != last)
-        if last not in self.long:  # the spectrum of one real number is that number
-            made, chain = wanted, chained(others, wanted, wanted)
+        others = tuple(axis for axis in self.nontrivial_axes if axis != last)
+        if last not in self.nontrivial_axes:  # the spectrum of one real number is that number
+            made, chain = wanted, transform_chain(others, wanted, wanted)
             if chain is None:
                 made = self.dense(wanted.dtype, wanted.shape)
-                chain = chained(others, made, made, most=ANY)
+                chain = transform_chain(others, made, made, most=ANY)
             self.read(made, factor=self.factor)
-            self.transform(sound(chain), forward=self.forward)
+            self.transform(checked_chain(chain), forward=self.forward)
             if made is not wanted:
                 self.move(made, wanted)
             return
@@ -105,38 +107,38 @@ class DftSteps(Steps):
         real = next(real for real, spectrum in COMPLEX.items() if spectrum is wanted.dtype)
         made, chain = wanted, None
         if self.is_direct and given.dtype is real:
-            chain = chained(others, given, wanted, last)
+            chain = transform_chain(others, given, wanted, last)
         if chain is None:
             copy = self.dense(real, self.request.read)
             self.read(copy, factor=factor)
             given, factor = copy, 1.0
-            chain = chained(others, given, wanted, last)
+            chain = transform_chain(others, given, wanted, last)
         if chain is None:
             made = self.dense(wanted.dtype, wanted.shape)
-            chain = chained(others, given, made, last, most=ANY)
-        self.transform(sound(chain), forward=True)
+            chain = transform_chain(others, given, made, last, most=ANY)
+        self.transform(checked_chain(chain), forward=True)
         if made is not wanted or factor != 1 or self.request.inverse:
             self.move(made, wanted, factor=factor, conj=self.request.inverse)
 
     def c2r(self) -> None:
         """Halves are made whole along the last axis at the end; what is read is a copy, with the factor."""
         wanted, last = self.wanted, self.axes[-1]
-        others = tuple(axis for axis in self.long if axis != last)
+        others = tuple(axis for axis in self.nontrivial_axes if axis != last)
         copy = self.dense(COMPLEX[wanted.dtype], self.request.read)
         hermitian = Hermitian(last, self.request.points[-1], others)
         # With the other sign the result is that of the conjugate: one transform of cuFFT's is both.
         self.read(copy, factor=self.factor, conj=not self.request.inverse, hermitian=hermitian)
-        if last not in self.long:
+        if last not in self.nontrivial_axes:
             if others:
-                self.transform(sound(chained(others, copy, copy, most=ANY)), forward=False)
+                self.transform(checked_chain(transform_chain(others, copy, copy, most=ANY)), forward=False)
             self.move(copy, wanted)
             return
         made = wanted
-        chain = ending(others, last, copy, wanted)
+        chain = chain_with_last(others, last, copy, wanted)
         if chain is None:
             made = self.dense(wanted.dtype, wanted.shape)
-            chain = ending(others, last, copy, made)
-        self.transform(sound(chain), forward=False)
+            chain = chain_with_last(others, last, copy, made)
+        self.transform(checked_chain(chain), forward=False)
         if made is not wanted:
             self.move(made, wanted)
 
@@ -146,7 +148,7 @@ class DftSteps(Steps):
             self.move(view, view, factor=self.factor)
 
 
-def spread(layout: Layout, request: DftRequest) -> View:
+def broadcast_strides(layout: Layout, request: DftRequest) -> View:
     """Factors with the axes of the operand, a stride of 0 along those that they have not."""
     rank = request.a.ndim
     missing = rank - len(layout.shape)
@@ -155,19 +157,19 @@ def spread(layout: Layout, request: DftRequest) -> View:
     return view._replace(shape=request.a.shape, strides=(*(0,) * missing, *steps))
 
 
-def ending(others: tuple[int, ...], last: int, copy: View, target: View) -> list[Laid] | None:
+def chain_with_last(others: tuple[int, ...], last: int, copy: View, target: View) -> list[TransformSpec] | None:
     """Plans over all axes: within the copy along those that the last one, into the target, does not have."""
     for count in range(min(RANK - 1, len(others)), -1, -1):
         before, within = others[: len(others) - count], others[len(others) - count :]
-        found = lay((*within, last), copy, target)
-        chain = chained(before, copy, copy, most=ANY)
+        found = transform_spec((*within, last), copy, target)
+        chain = transform_chain(before, copy, copy, most=ANY)
         if found is not None and chain is not None:
             return [*chain, found]
     return None
 
 
-def sound(chain: list[Laid] | None) -> list[Laid]:
-    """Plans that are there: dense memory of our own is laid so that any plan takes it."""
+def checked_chain(chain: list[TransformSpec] | None) -> list[TransformSpec]:
+    """Plans that are there: dense memory of our own is spec so that any plan takes it."""
     if chain is None:
         raise WorkerFailed("cuFFT's plans do not take dense memory")
     return chain

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dispatch.errors import WorkerFailed
 from dispatch.keys import C64, C128, F32, F64
 from dispatch.libraries.cufft.cosines import Fold, Lines, points_of
-from dispatch.libraries.cufft.layouts import COMPLEX, View, lay, merged, view_of
+from dispatch.libraries.cufft.layouts import COMPLEX, View, merged_axes, transform_spec, view_of
 from dispatch.libraries.cufft.steps import Steps
 
 if TYPE_CHECKING:
@@ -30,9 +30,9 @@ def plan(request: CosineRequest, executor: CudaExecutor, row: Row) -> Plan:
     if not request.layout_of("out").size:
         return steps.plan()
     extents = list(out.shape)
-    parts = tuple(merged((axis,), x.cropped(tuple(extents)), out))
+    parts = tuple(merged_axes((axis,), x.cropped(tuple(extents)), out))
     lines = Lines(request.summed, request.sine, request.points, axis, parts, request.is_orthogonal, request.factor)
-    points, count = points_of(lines), lines.many
+    points, count = points_of(lines), lines.line_count
     half = points // 2 + 1
     is_real = lines.type in REAL_TYPES
     before = (real, points) if is_real else (COMPLEX[real], half if lines.type == THREE else points)
@@ -44,10 +44,10 @@ def plan(request: CosineRequest, executor: CudaExecutor, row: Row) -> Plan:
         found = steps.scratch(real, (count, points), (1,))
     steps.append(Fold(executor, "fold", lines, x.cropped(tuple(extents)), folded, real))
     if points > 1:
-        laid = lay((1,), folded, found)
-        if laid is None:
+        spec = transform_spec((1,), folded, found)
+        if spec is None:
             raise WorkerFailed("cuFFT's plans do not take dense memory")
-        steps.transform([laid], forward=lines.type != THREE)
+        steps.transform([spec], forward=lines.type != THREE)
     elif found is not folded:
         steps.move(folded, found)  # of one point the transform is that point
     steps.append(Fold(executor, "unfold", lines, found, out, real))

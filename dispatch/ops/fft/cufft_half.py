@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from dispatch.errors import Refused
 from dispatch.keys import BF16, C64, F32
-from dispatch.libraries.cufft.layouts import CB32, COMPLEX, batched, chained, pairs_of, view_of
+from dispatch.libraries.cufft.layouts import CB32, COMPLEX, complex_view_of, dense_view, transform_chain, view_of
 from dispatch.libraries.cufft.moves import Hermitian
 from dispatch.libraries.cufft.steps import ALIGNMENT, Steps
 from dispatch.logs import log
-from dispatch.ops.fft.cufft import DftSteps, ending
+from dispatch.ops.fft.cufft import DftSteps, chain_with_last
 from dispatch.ops.fft.request import DftKind
 
 if TYPE_CHECKING:
@@ -49,31 +49,31 @@ class HalfSteps(DftSteps):
         Steps.__init__(self, executor, row, 2)
         self.request, self.forward = request, not request.inverse
         self.axes, self.factor = request.transformed, request.factor
-        self.long = tuple(axis for axis, n in zip(self.axes, request.points, strict=True) if n > 1)
+        self.nontrivial_axes = tuple(axis for axis, n in zip(self.axes, request.points, strict=True) if n > 1)
         first, second = request.layout_of("a"), request.layout_of("out")
-        given = view_of(first, 0) if request.kind == DftKind.R2C else pairs_of(first, 0)
-        self.out = view_of(second, 1) if request.kind == DftKind.C2R else pairs_of(second, 1)
+        given = view_of(first, 0) if request.kind == DftKind.R2C else complex_view_of(first, 0)
+        self.out = view_of(second, 1) if request.kind == DftKind.C2R else complex_view_of(second, 1)
         self.given, self.wanted, self.factors = given.cropped(request.read), self.out, None
         self.is_direct = self.given.shape == request.read
 
     def in_16_bits(self) -> bool:
         """Add the transforms that cuFFT has in 16 bits; False where it has none."""
         request, last = self.request, self.axes[-1] if self.axes else -1
-        if self.out.dtype in (BF16, CB32) or self.factor != 1 or not self.long:
+        if self.out.dtype in (BF16, CB32) or self.factor != 1 or not self.nontrivial_axes:
             return False
         if any(n & (n - 1) for n in request.points):
             return False
-        others = tuple(axis for axis in self.long if axis != last)
+        others = tuple(axis for axis in self.nontrivial_axes if axis != last)
         if request.kind == DftKind.C2C:
-            chain = chained(self.long, self.given, self.out) if self.is_direct else None
-        elif last not in self.long:
+            chain = transform_chain(self.nontrivial_axes, self.given, self.out) if self.is_direct else None
+        elif last not in self.nontrivial_axes:
             return False
         elif request.kind == DftKind.R2C:
             dense = self.is_direct and self.given.strides[last] == 1
-            chain = chained(others, self.given, self.out, last) if dense and not request.inverse else None
+            chain = transform_chain(others, self.given, self.out, last) if dense and not request.inverse else None
         else:
-            copy = batched(2, 0, COMPLEX[self.out.dtype], request.read, self.axes, ALIGNMENT)
-            chain = ending(others, last, copy, self.out) if self.out.strides[last] == 1 else None
+            copy = dense_view(2, 0, COMPLEX[self.out.dtype], request.read, self.axes, ALIGNMENT)
+            chain = chain_with_last(others, last, copy, self.out) if self.out.strides[last] == 1 else None
             if chain is not None:
                 copy = self.dense(copy.dtype, request.read)
                 hermitian = Hermitian(last, request.points[-1], others)

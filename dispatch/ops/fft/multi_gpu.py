@@ -17,7 +17,7 @@ from dispatch.libraries.cufft.peer_copies import copy
 from dispatch.libraries.cufft.xt_layouts import Problem, layouts_of
 from dispatch.ops.fft import DftKind, DftNorm, dft
 from dispatch.ops.fft import multi_gpu_checks as checks
-from dispatch.ops.fft.multi_gpu_checks import SPECTRUM, operand_of, told
+from dispatch.ops.fft.multi_gpu_checks import SPECTRUM, operand_of, shape_text
 from dispatch.ops.fft.multi_gpu_host import computed, factor_of, factors_on_host
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class MultiGpuPlan:
             self._check()
             array = as_array("x", x)
             if array.shape != self.shape:
-                raise BadRequest("x", told(array.shape, array.dtype), f"the shape {list(self.shape)}")
+                raise BadRequest("x", shape_text(array.shape, array.dtype), f"the shape {list(self.shape)}")
             return self._layout.split(array)
 
     @property
@@ -169,7 +169,7 @@ class MultiGpuPlan:
         for device in self.devices:
             device.check()
 
-    def _put(self, layout: Layout) -> None:
+    def _set_layout(self, layout: Layout) -> None:
         """Have the memory count as holding an array of this layout."""
         self._layout = layout
         if self._xt is not None:
@@ -199,7 +199,7 @@ class MultiGpuPlan:
             with stream:
                 if array is None and tensor is not None and not self._is_direct(tensor):
                     array = tensor.numpy()
-                self._put(layout)
+                self._set_layout(layout)
                 if array is not None:
                     self._scatter(array)
                 elif tensor is not None:
@@ -254,12 +254,12 @@ class MultiGpuPlan:
         hint = ""
         if any(shape == layout.shape for layout in known):
             hint = f"x.astype({str(self._signal[0].dtype.numpy)!r}) converts NumPy's"
-        raise BadRequest("x", told(shape, dtype), " or ".join(map(str, known)), hint)
+        raise BadRequest("x", shape_text(shape, dtype), " or ".join(map(str, known)), hint)
 
     def _check_out(self, shape: Shape, dtype: Any) -> None:
         if (shape, dtype) != (self.shape, self.dtype.numpy):
             hint = "plan.shape and plan.dtype say what it holds"
-            raise BadRequest("out", told(shape, dtype), str(self._layout), hint)
+            raise BadRequest("out", shape_text(shape, dtype), str(self._layout), hint)
 
     def _scatter(self, array: Array) -> None:
         for part, piece in zip(self._frames(), self._layout.pieces(array), strict=True):

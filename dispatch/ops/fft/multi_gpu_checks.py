@@ -30,7 +30,7 @@ __all__ = [
     "check_names",
     "check_sizes",
     "operand_of",
-    "told",
+    "shape_text",
 ]
 
 Shape = tuple[int, ...]
@@ -59,11 +59,11 @@ def check_names(given: Any) -> list[Device | str]:
 def check_devices(names: list[Device | str]) -> list[Device]:
     """The devices: GPUs of one architecture, or the host several times."""
     devices = [name if isinstance(name, Device) else device_of(name) for name in names]
-    told = ", ".join(f"{device} ({device.arch})" for device in devices)
+    named = ", ".join(f"{device} ({device.arch})" for device in devices)
     if len({device.is_host for device in devices}) > 1:
-        raise BadRequest("devices", told, "GPUs, or the host several times")
+        raise BadRequest("devices", named, "GPUs, or the host several times")
     if len({device.arch for device in devices}) > 1:
-        raise BadRequest("devices", told, "GPUs of one architecture, as cuFFT needs them")
+        raise BadRequest("devices", named, "GPUs of one architecture, as cuFFT needs them")
     return devices
 
 
@@ -99,34 +99,38 @@ def check_sizes(given: Any, dtype: Dtype, batch: int, count: int) -> Shape:
 
 def _check_line(sizes: Shape, dtype: Dtype, count: int) -> None:
     """One transform along one axis."""
-    told, (n,) = str(list(sizes)), sizes
+    shown_sizes, (n,) = str(list(sizes)), sizes
     if not dtype.is_complex:
         hint = "convert them to complex ones, or transform them on one GPU: dispatch.fft.rfft"
-        raise BadRequest("shape", f"{told} of {dtype}", "two axes or a batch: of one axis cuFFT has no R2C", hint)
+        raise BadRequest(
+            "shape", f"{shown_sizes} of {dtype}", "two axes or a batch: of one axis cuFFT has no R2C", hint
+        )
     if count not in LEAST_LINE:
         expected = f"{', '.join(map(str, LEAST_LINE))} of them for one transform along one axis"
         raise BadRequest("devices", f"{count} of them", expected)
     least = LEAST_LINE[count]
     if n & (n - 1) or n < least:
         hint = "dispatch.fft.fft takes any number on one GPU, batch=n several transforms over all"
-        raise BadRequest("shape", told, f"a power of 2 from {least} on, for one axis over {count} GPUs", hint)
+        raise BadRequest("shape", shown_sizes, f"a power of 2 from {least} on, for one axis over {count} GPUs", hint)
 
 
 def _check_cut(sizes: Shape, dtype: Dtype, count: int) -> None:
     """One transform along two or three axes."""
-    told = str(list(sizes))
+    shown_sizes = str(list(sizes))
     if min(sizes[:2]) < LEAST:
         hint = "batch=n has whole transforms on each GPU, of any size"
-        raise BadRequest("shape", told, f"{LEAST} points or more along the first two axes, which are cut", hint)
+        raise BadRequest("shape", shown_sizes, f"{LEAST} points or more along the first two axes, which are cut", hint)
     if not dtype.is_complex and sizes[-1] % 2:
-        raise BadRequest("shape", f"{told} of {dtype}", "an even number along the last axis, for real numbers")
+        raise BadRequest("shape", f"{shown_sizes} of {dtype}", "an even number along the last axis, for real numbers")
     if not dtype.is_complex and len(sizes) == 2 and sizes[1] // 2 + 1 < count:
-        raise BadRequest("shape", f"{told} of {dtype}", f"a point of the spectrum's last axis for each of {count} GPUs")
+        raise BadRequest(
+            "shape", f"{shown_sizes} of {dtype}", f"a point of the spectrum's last axis for each of {count} GPUs"
+        )
     most = ANY_FACTORS[SPECTRUM[dtype]]
     for n in sizes:
         if n > most and largest_factor(n) > LARGEST_FACTOR:
             expected = f"at most {most} along an axis, or prime factors up to {LARGEST_FACTOR}, over several GPUs"
-            raise BadRequest("shape", f"{told}, whose {n} has the factor {largest_factor(n)}", expected)
+            raise BadRequest("shape", f"{shown_sizes}, whose {n} has the factor {largest_factor(n)}", expected)
 
 
 def largest_factor(n: int) -> int:
@@ -153,6 +157,6 @@ def operand_of(name: str, given: Any) -> tuple[Tensor | None, AbstractContextMan
     return tensor, NULL_CONTEXT if stream is None else stream
 
 
-def told(shape: Shape, dtype: Any) -> str:
+def shape_text(shape: Shape, dtype: Any) -> str:
     """A shape and a dtype of NumPy's, in this library's words."""
     return f"{Dtype.by_numpy.get(dtype, dtype)}{list(shape)}"

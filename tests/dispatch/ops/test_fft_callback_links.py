@@ -35,10 +35,10 @@ def test_callbacks_are_linked_with_a_kernel_that_calls_them(row, compiler, rng):
     if nvjitlink.nvJitLinkVersion()[0] != compiler[0]:
         pytest.skip("nvJitLink is of another CUDA than NVRTC")
     for case in cases(row)[:8:3]:
-        work = cufft_callback._Work(case.request(dp.device("host"), rng))
-        _, source, target = cufft_callback._counted(work)
+        work = cufft_callback._CallbackProblem(case.request(dp.device("host"), rng))
+        _, source, target = cufft_callback._dense_spec(work)
         for side in (work.load(source, is_direct=False).side, work.store(target, is_direct=False).side):
-            made = callbacks.routine(side, "sm_90")
+            made = callbacks.callback_routine(side, "sm_90")
             pair = (
                 ("float2" if side.real is F32 else "double2")
                 if side.number.is_complex
@@ -55,8 +55,8 @@ def test_what_cufft_links_has_no_kernel(rng):
     """Beside one it links no callback: no plan could be made on an H100."""
     for row in ROWS:
         for case in cases(row)[::6]:
-            work = cufft_callback._Work(case.request(dp.device("host"), rng))
-            counted = cufft_callback._counted(work)
+            work = cufft_callback._CallbackProblem(case.request(dp.device("host"), rng))
+            counted = cufft_callback._dense_spec(work)
             sides = (
                 ()
                 if counted is None
@@ -73,10 +73,10 @@ def test_the_passes_and_what_writes_operands_compile_for_a_gpu(rng):
     from dispatch.libraries.nvrtc.compiled import compiled
 
     options = ("-arch=sm_75", *callbacks.OPTIONS)
-    assert len(compiled(callbacks.TELL, "tell", options)) > 1000
+    assert len(compiled(callbacks.WRITE_WORDS, "write_words", options)) > 1000
     for row in ROWS[:2]:
         for case in cases(row)[::6]:
-            work = cufft_callback._Work(case.request(dp.device("host"), rng))
-            counted = cufft_callback._counted(work)
+            work = cufft_callback._CallbackProblem(case.request(dp.device("host"), rng))
+            counted = cufft_callback._dense_spec(work)
             for side in () if counted is None else (work.load(counted[1], is_direct=True).side,):
                 assert len(compiled(callbacks.source_of(side, as_pass=True), "load_pass", options)) > 1000

@@ -154,7 +154,7 @@ def test_a_call_that_is_still_to_run_keeps_its_own_operands(executor, monkeypatc
 
     def later(function, *rest):
         _, _, _, threads, _, _, _, _, pointers, _ = rest
-        words = callbacks.Words.from_buffer_copy(callbacks.Words.from_address(pointers[1]))
+        words = callbacks.Blocks.from_buffer_copy(callbacks.Blocks.from_address(pointers[1]))
         place = callbacks.ctypes.c_void_p.from_buffer_copy(callbacks.ctypes.c_void_p.from_address(pointers[0]))
         calls.append((function, threads, words, place))
         return launch(function, *rest)
@@ -230,8 +230,8 @@ def test_plans_of_cufft_are_kept_for_the_same_lines_alone(executor):
     _, another = planned(executor, a, axes=1, load=Callback("return x / 2;", lambda x: x / 2))
     _, without = planned(executor, a, axes=1)
     assert len(library.plans) == 3
-    assert another._steps[0]._kept.block is not plan._steps[0]._kept.block is not None
-    assert without._steps[0]._kept.block is None
+    assert another._steps[0]._plan.block is not plan._steps[0]._plan.block is not None
+    assert without._steps[0]._plan.block is None
 
 
 def test_callbacks_that_cufft_refuses_are_passes(executor, caplog):
@@ -240,7 +240,7 @@ def test_callbacks_that_cufft_refuses_are_passes(executor, caplog):
     x = rng.standard_normal((4, 12))
     executor.library.takes_callbacks = False
     request, plan = planned(executor, dev.array(x), kind="r2c", axes=1, load=Callback.scale(2.0))
-    assert [type(step).__name__ for step in plan._steps] == ["Pass", "Transform"]  # no pass that does nothing
+    assert [type(step).__name__ for step in plan._steps] == ["CallbackPass", "Transform"]  # no pass that does nothing
     assert [record.facts["event"] for record in caplog.records] == ["not fused"]
     assert "cuFFT has no plan of sizes [12] for it" in caplog.records[0].facts["cause"]
     np.testing.assert_allclose(ran(plan, request), 2 * np.fft.rfft(x), rtol=1e-12)
@@ -266,7 +266,7 @@ def test_a_pass_has_all_elements_of_some_blocks(without_callbacks):
     x = rng.standard_normal((3, 1201)).astype("f4")  # no multiple of a thread's elements, nor of a block's
     choices = {"kind": "r2c", "axes": 1, "load": Callback.scale(2.0), "store": Callback.magnitude()}
     request, plan = planned(without_callbacks, dev.array(x), **choices)
-    assert [type(step).__name__ for step in plan._steps] == ["Pass", "Transform", "Pass"]
+    assert [type(step).__name__ for step in plan._steps] == ["CallbackPass", "Transform", "CallbackPass"]
     np.testing.assert_allclose(ran(plan, request), 2 * np.abs(np.fft.rfft(x.astype("f8"))), rtol=1e-4, atol=1e-3)
 
 

@@ -68,7 +68,9 @@ def problems(monkeypatch, executor, x, **choices):
     """What plans of cuFFT are made for, and what is enqueued, where it has plans in 16 bits."""
     made = []
     monkeypatch.setattr(
-        transforms, "made", lambda problem, *_: made.append(problem) or transforms.Kept(problem, 1, 256, (), None)
+        transforms,
+        "make_plan",
+        lambda problem, *_: made.append(problem) or transforms.CachedPlan(problem, 1, 256, (), None),
     )
     request = dp.HalfDftRequest(x, **choices)
     steps = HalfSteps(request, executor, select(request, Arch(90)))

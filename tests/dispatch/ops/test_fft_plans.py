@@ -274,11 +274,11 @@ def test_threads_take_idle_plans_while_others_give_theirs_back():
     def use():
         try:
             for turn in range(500):
-                kept = transforms.taken(idle, -turn if turn % 2 else 199)
+                kept = transforms.take_idle(idle, -turn if turn % 2 else 199)
                 if kept is not None:
                     idle.append((kept, None))
                 idle.append((SimpleNamespace(problem=200, routines=()), None))
-                transforms.taken(idle, 200)
+                transforms.take_idle(idle, 200)
         except RuntimeError as error:
             wrong.append(error)
 

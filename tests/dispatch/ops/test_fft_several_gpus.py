@@ -12,7 +12,7 @@ import pytest
 import dispatch as dp
 from dispatch.errors import BadRequest, Closed
 from dispatch.libraries.cufft import peer_copies
-from dispatch.libraries.cufft.xt_layouts import shares
+from dispatch.libraries.cufft.xt_layouts import split_extent
 
 CUT = [(33, 34), (64, 48), (40, 130), (33, 35, 4), (40, 32, 8)]
 TWO = ["host"] * 2
@@ -213,8 +213,8 @@ def test_threads_take_turns(rng):
 
 
 def test_parts_are_shared_out_as_cufft_does():
-    assert shares(65, 4) == [(0, 17), (17, 33), (33, 49), (49, 65)]
-    assert shares(15, 4) == [(0, 4), (4, 8), (8, 12), (12, 15)]
+    assert split_extent(65, 4) == [(0, 17), (17, 33), (33, 49), (49, 65)]
+    assert split_extent(15, 4) == [(0, 4), (4, 8), (8, 12), (12, 15)]
 
 
 # -- rows of copies ---------------------------------------------------------------------------------------------------

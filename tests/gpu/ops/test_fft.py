@@ -161,7 +161,7 @@ def test_plans_of_cufft_stay_within_their_limit(gpu, monkeypatch):
         x = gpu.zeros((2, n), "c64")
         assert dp.fft.fft(x).shape == (2, n)
     gpu.synchronize()
-    assert sum(transforms.held(entry[0].problem) for entry in gpu.idle["cufft"]) <= (41 << 20)
+    assert sum(transforms.estimated_bytes(entry[0].problem) for entry in gpu.idle["cufft"]) <= (41 << 20)
     assert gpu.executor().handles["cufft"].nbytes <= others + (41 << 20), others
 
 

@@ -12,7 +12,7 @@ import pytest
 import dispatch as dp
 from dispatch.errors import BadRequest
 from dispatch.keys import HOST
-from dispatch.libraries.cufft.callbacks import FusedTransform, Pass, why_not
+from dispatch.libraries.cufft.callbacks import CallbackPass, FusedTransform, why_not
 from dispatch.ops.fft import cufft_callback
 from dispatch.ops.fft.cases import cases
 from dispatch.row_check import check_row
@@ -78,7 +78,7 @@ def test_a_transform_with_callbacks_is_one_step(gpu, caplog):
         pytest.skip(f"cuFFT refuses callbacks here, which are passes: {refused[0]}")
     assert found == [FusedTransform]
     request = dp.CallbackDftRequest(gpu.zeros((3, 4, 5, 6), "c64"), load=Callback.scale(2.0))
-    assert steps(request)[0] is Pass
+    assert steps(request)[0] is CallbackPass
 
 
 # Sizes of one kernel and of several, with and without large primes; two and three axes.
