@@ -133,7 +133,7 @@ def take_lone(queue: Any, mailbox: Mailbox) -> None:
 
 
 def known_prefix(queue: Any, bounds: Iterable[Any]) -> list[Any]:
-    """The leading SentRequests that the child knows and that need no memory for outputs."""
+    """The leading RemoteBounds that the child knows and that need no memory for outputs."""
     pool, defined = queue.pool, queue.defined
     found: list[Any] = []
     for bound in bounds:
