@@ -16,7 +16,7 @@ from dispatch.checks import check_kinds, names_arguments
 from dispatch.core.operand_checks import check_writable
 from dispatch.core.overlap import overlap, same_view
 from dispatch.core.request import Argument, Operands, R_co, Request, Signature, Use
-from dispatch.core.request_class import check_class_body, check_request_class
+from dispatch.core.request_class import UNSIZED, check_class_body, check_outputs, check_request_class
 from dispatch.device.frameworks.frameworks import adopt
 from dispatch.device.layout import c_strides
 from dispatch.device.tensor import Tensor
@@ -55,9 +55,6 @@ def by_columns(shape: Shape, dtype: Dtype) -> Output:
     *batch, rows, cols = shape
     *outer, row, col = c_strides((*batch, cols, rows))
     return Output(shape, (*outer, col, row), dtype)
-
-
-UNSIZED = -1  # the extent of an output that only the device's library knows
 
 
 def unsized() -> Output:
@@ -173,7 +170,10 @@ class OperandRequest(Request[R_co]):
 
     @cached_property
     def _outputs(self) -> dict[str, Output]:
-        return self.outputs()
+        made = self.outputs()
+        if not type(self).__module__.startswith("dispatch."):  # this package's own are tested
+            check_outputs(self, made)
+        return made
 
     @cached_property
     def _unallocated(self) -> dict[str, tuple[Shape, Shape, Dtype]]:

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 from dispatch.checks import annotation_of
 from dispatch.core.request import Request
 from dispatch.errors import BadRequestClass
+from dispatch.keys import Dtype
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["check_class_body", "check_request_class", "is_tensor"]
+__all__ = ["check_class_body", "check_outputs", "check_request_class", "is_tensor"]
 
+UNSIZED = -1  # the extent of an output that only the device's library knows
 DECORATOR = "@dataclass(frozen=True, eq=False)"
 CONSTANTS = ("op", "reads", "writes", "updates", "mixed", "in_place", "advice")
 TENSOR = re.compile(r"Tensor|Tensor \| None|None \| Tensor|Optional\[Tensor\]")
@@ -43,6 +45,40 @@ def check_request_class(kind: Any) -> None:
     for what, remedy in _lacks(kind):
         name = getattr(kind, "__name__", repr(kind))
         raise BadRequestClass(f"{name} {what}: {remedy}")
+
+
+def check_outputs(request: Any, made: Any) -> None:
+    """Raise BadRequestClass unless `outputs()` has given outputs by name whose elements have memory of their own."""
+    name = type(request).__name__
+    wanted = "return {'out': dispatch.Output(shape, strides in elements, dtype)}, without outputs that are not made"
+    if not isinstance(made, dict):
+        raise BadRequestClass(f"{name}: outputs() gives {made!r:.80}: {wanted}")
+    for key, output in made.items():
+        problem = _problem_of_output(request.device, output)
+        if problem:
+            raise BadRequestClass(f"{name}: outputs() gives {key!r} as {output!r:.80}, {problem}: {wanted}")
+
+
+def _problem_of_output(device: Any, output: Any) -> str:
+    if not (isinstance(output, tuple) and hasattr(output, "strides")):
+        return "which is no dispatch.Output"
+    shape, strides, dtype = output
+    for what, counts in (("shape", shape), ("strides", strides)):
+        if type(counts) is not tuple or not all(type(count) is int for count in counts):
+            return f"whose {what} is no tuple of int"
+    if type(dtype) is not Dtype:
+        return "whose dtype is none of dispatch.keys"
+    if len(shape) != len(strides):
+        return f"which has {len(shape)} extents and {len(strides)} strides"
+    if UNSIZED in shape:
+        return ""
+    if any(extent < 0 for extent in shape):
+        return "which has an extent below 0"
+    if any(stride < 0 for stride, extent in zip(strides, shape, strict=True) if extent > 1):
+        return "which has a stride below 0"
+    if device.layout(dtype, shape, strides, 256).meets_itself:
+        return "of whose elements several share memory"
+    return ""
 
 
 def _lacks(kind: Any) -> Iterator[tuple[str, str]]:

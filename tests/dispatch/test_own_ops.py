@@ -115,6 +115,32 @@ def test_outputs_that_are_none_of_the_writes_are_told():
         dp.run(kind(dp.device("host").zeros(3)))
 
 
+@pytest.mark.parametrize(
+    ("output", "text"),
+    [
+        (dp.Output((3,), (-1,), F32), "stride below 0"),
+        (dp.Output((4,), (0,), F32), "several share memory"),
+        (dp.Output((2, 3), (2, 1), F32), "several share memory"),
+        (dp.Output((-3,), (1,), F32), "extent below 0"),
+        (dp.Output((3,), (1, 1), F32), "1 extents and 2 strides"),
+        (dp.Output([3], (1,), F32), "shape is no tuple of int"),
+        (dp.Output((3,), (1.0,), F32), "strides is no tuple of int"),
+        (dp.Output((3,), (1,), "f32"), "dtype is none of dispatch.keys"),
+        (((3,), (1,), F32), "no dispatch.Output"),
+        (None, "no dispatch.Output"),
+    ],
+)
+def test_an_output_that_cannot_be_allocated_is_told_before_anything_is_written(output, text):
+    kind = made(outputs=lambda _: {"out": output})
+    wanted = rf"outputs\(\) gives .out. as .*{text}.*: return \{{.out.: dispatch.Output"
+    with pytest.raises(BadRequestClass, match=wanted):
+        BadRequestClass, match=rf"outputs\(\) gives 'out' as .*{text}.*: return \{{'out': dispatch.Output"
+    ):
+        dp.run(kind(dp.device("host").zeros(3)))
+    with pytest.raises(BadRequestClass, match=r"outputs\(\) gives None: return"):
+        dp.run(made(outputs=lambda _: None)(dp.device("host").zeros(3)))
+
+
 @pytest.mark.parametrize("said", ["dp.Tensor", "Tensor", dp.Tensor, "dispatch.Tensor"])
 def test_operands_are_known_whatever_names_the_module_has(said):
     optional = f"{said} | None" if isinstance(said, str) else said | None
