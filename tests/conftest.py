@@ -141,11 +141,57 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             return run_together(nodeid)
 
+        def add_node_collection(self, node: Any, collection: Any) -> None:
+            super().add_node_collection(node, collection)
+            if node in self.registered_collections:
+                self.registered_collections[node] = Places(collection)
+
+        def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
+            """What is done is let go: at each test's end the tests are counted that a process still has."""
+            super().mark_test_complete(node, item_index, duration)
+            units = self.assigned_work[node]
+            scope = self._split_scope(self.registered_collections[node][item_index])
+            if all(units[scope].values()):
+                del units[scope]
+
     return Scheduling(config, log)
+
+
+class Places(list[str]):
+    """Names of which each one's place is known: pytest-xdist asks for that of every test, through all before it."""
+
+    def __init__(self, names: Any) -> None:
+        super().__init__(names)
+        self.places = {name: place for place, name in reversed(list(enumerate(self)))}
+
+    def index(self, name: str, *_within: Any) -> int:
+        return self.places[name]
+
+
+class TurnedDir(pytest.Dir):
+    """A folder that each of several processes goes through from a place of its own.
+
+    All of them import all files, and each finds most of the others' compiled then: in lock step all compile all.
+    """
+
+    def collect(self) -> Any:
+        found = list(super().collect())
+        worker = self.config.workerinput  # type: ignore[attr-defined]
+        number, count = int(worker["workerid"].removeprefix("gw")), worker["workercount"]
+        start = number % count * len(found) // count  # one in the place of another that crashed has a higher number
+        return found[start:] + found[:start]
+
+
+def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    if hasattr(parent.config, "workerinput") and not (path / "__init__.py").exists():
+        return TurnedDir.from_parent(parent, path=path)  # type: ignore[no-any-return]
+    return None
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.path.parts)  # all processes have the same order, wherever they began
     items.sort(key=lambda item: TURNS.get(item.path, 0))
     for item in items:
         if needs_gpu(item.path):
