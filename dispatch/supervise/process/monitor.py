@@ -172,8 +172,8 @@ class Monitor:
             return None
         future, queue = due
         number = getattr(future, "_number", None)
-        if queue.sent and now - queue.since < self.hang_seconds:
-            return None  # it, or the one before it, has only started and may end: check again at the next tick
+        if queue.sent and now - max(queue.since, future.deadline) < self.hang_seconds:
+            return None  # it, or the one before it, may still end: check again at the next tick
         self.deadlines.pop()
         text = "it had not ended when the time it was submitted with was over, and its process was replaced"
         if number in queue.sent:

@@ -205,6 +205,16 @@ def test_a_deadline_ends_what_is_still_queued_behind_one_that_hangs(remote, trou
         assert [future.exception(PATIENCE) for future in others] == [None] * len(others)
 
 
+def test_a_request_may_go_on_for_hang_seconds_behind_its_deadline_however_long_it_has_run(remote, trouble, tmp_path):
+    hold = trouble.Hold(tmp_path)
+    with remote(streams=1, hang_seconds=1.0) as sup, hold:
+        future = sup.submit(plain(sup, trouble, "held", hold.once), timeout=10 * PATIENCE)
+        assert sup._pool._find_hanging(future.deadline + 0.9) is None  # it began long before
+        hold.release()
+        assert future.exception(PATIENCE) is None
+        assert sup.stats().restarts == 0
+
+
 def test_deadlines_that_are_over_at_once_replace_no_process(remote):
     with remote() as sup:
         a = sup.device.array(np.eye(64, dtype=np.float32))
