@@ -31,17 +31,17 @@ __all__ = [
     "WITHOUT_OFFSET",
     "HostGenerator",
     "Kind",
-    "Place",
+    "SequencePosition",
     "device_generator",
     "host_generator",
-    "stand",
+    "seek",
 ]
 
 QUASI = 200  # and above: the numbers of quasi-random generators in `curandRngType_t`
 WITHOUT_OFFSET = (141, 142)  # MTGP32, MT19937
 IN_PAIRS = (101, 121)  # XORWOW, MRG32K3A: normal numbers move the offset on by one for each pair
-AT_ONCE = 1 << 22  # numbers that are generated to get on
-MOST_ON_HOST = 8  # generators of one thread
+SKIP_CHUNK = 1 << 22  # numbers that are generated to get on
+MAX_HOST_GENERATORS = 8  # generators of one thread
 
 
 class Kind(NamedTuple):
@@ -63,14 +63,16 @@ class Kind(NamedTuple):
             curand.curandSetGeneratorOrdering(c_handle, curand.curandOrdering_t(self.ordering))
 
 
-class Place(NamedTuple):
+class SequencePosition(NamedTuple):
     """Where numbers begin: the sequence's seed, and the offset as cuRAND counts it."""
 
     seed: int
     offset: int
 
 
-def stand(c_handle: Any, kind: Kind, last: Place | None, place: Place, skip: Callable[[int], None]) -> None:
+def seek(
+    c_handle: Any, kind: Kind, last: SequencePosition | None, place: SequencePosition, skip: Callable[[int], None]
+) -> None:
     """Have a generator, which stands at `last` if that is known, generate from a place on.
 
     `skip` generates so many numbers, to no end, for a generator that knows no offset.
@@ -85,8 +87,8 @@ def stand(c_handle: Any, kind: Kind, last: Place | None, place: Place, skip: Cal
             curand.curandSetPseudoRandomGeneratorSeed(c_handle, place.seed ^ 1)  # the one it has would change nothing
             curand.curandSetPseudoRandomGeneratorSeed(c_handle, place.seed)
         while before > 0:
-            skip(min(before, AT_ONCE))
-            before -= AT_ONCE
+            skip(min(before, SKIP_CHUNK))
+            before -= SKIP_CHUNK
         return
     if not kind.is_quasi and (last is None or last.seed != place.seed):
         curand.curandSetPseudoRandomGeneratorSeed(c_handle, place.seed)
@@ -103,7 +105,7 @@ class DeviceGenerator(StreamHandle):
     of_kind: ClassVar[Kind]
 
     def __init__(self, executor: CudaExecutor) -> None:
-        self.place: Place | None = None
+        self.place: SequencePosition | None = None
         super().__init__(executor)
 
     @classmethod
@@ -140,17 +142,17 @@ class HostGenerator:
 
     def __init__(self, kind: Kind) -> None:
         self._kind = kind
-        self.place: Place | None = None
+        self.place: SequencePosition | None = None
         self._lock = threading.Lock()
         self.c_handle = curand.curandGenerator_t()
         curand.curandCreateGeneratorHost(self.c_handle, curand.curandRngType_t(kind.number))
         kind.prepare(self.c_handle)
 
-    def generate(self, place: Place, end: Place, call: Callable[[Any], None]) -> None:
+    def generate(self, place: SequencePosition, end: SequencePosition, call: Callable[[Any], None]) -> None:
         """Have `call(c_handle)` generate from a place to another one."""
         with self._lock:
             last, self.place = self.place, None  # of a call that raises nobody knows how far it came
-            stand(self.c_handle, self._kind, last, place, self._skip)
+            seek(self.c_handle, self._kind, last, place, self._skip)
             call(self.c_handle)
             self.place = end
 
@@ -179,7 +181,7 @@ def host_generator(kind: Kind) -> HostGenerator:
                 found = HostGenerator(kind)
             except LibraryNotFound as error:
                 raise Refused(f"cuRAND is not there: {error}") from error
-            while len(_on_host) >= MOST_ON_HOST:
+            while len(_on_host) >= MAX_HOST_GENERATORS:
                 del _on_host[next(iter(_on_host))]
         _on_host[kind] = found  # the one used last goes last
         return found

@@ -14,7 +14,8 @@ from dispatch.ops.random.curand import orders_of_library as orders_of_library
 from dispatch.ops.random.curand import philox_on_host as philox_on_host
 from dispatch.ops.random.curand import some_events as some_events
 from dispatch.ops.random.curand import words_of_library as words_of_library
-from dispatch.ops.random.drawn import (
+from dispatch.ops.random.distribution_kernels import nvrtc_draws as nvrtc_draws
+from dispatch.ops.random.distributions import (
     RandomBetaRequest,
     RandomBinomialRequest,
     RandomChoiceRequest,
@@ -32,10 +33,9 @@ from dispatch.ops.random.drawn import (
     random_permutation,
     random_truncated_normal,
 )
-from dispatch.ops.random.draws import nvrtc_draws as nvrtc_draws
-from dispatch.ops.random.own import nvrtc_random as nvrtc_random
+from dispatch.ops.random.philox_kernels import nvrtc_random as nvrtc_random
 from dispatch.ops.random.reference import reference as reference
-from dispatch.ops.random.reference_drawn import numpy_draws as numpy_draws
+from dispatch.ops.random.reference_distributions import numpy_draws as numpy_draws
 from dispatch.ops.random.request import (
     BitGenerator,
     Ordering,

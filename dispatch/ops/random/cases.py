@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from dispatch.keys import F32, F64, I8, I32, I64, U8, U32, U64
-from dispatch.ops.random import drawn
+from dispatch.ops.random import distributions
 from dispatch.ops.random import request as requests
-from dispatch.ops.random.draws import MODES
+from dispatch.ops.random.distribution_kernels import MODES
 from dispatch.ops.random.reference import evaluate
-from dispatch.ops.random.reference_drawn import evaluate_drawn
-from dispatch.ops.random.single import is_single
+from dispatch.ops.random.reference_distributions import evaluate_drawn
+from dispatch.ops.random.single_precision import is_single
 from dispatch.testing.check import Check, MadeCase, Mismatch, place, poison, rounded, unit
 
 if TYPE_CHECKING:
@@ -65,14 +65,14 @@ KINDS = {
     "random_lognormal": requests.RandomLognormalRequest,
     "random_exponential": requests.RandomExponentialRequest,
     "random_poisson": requests.RandomPoissonRequest,
-    "random_integers": drawn.RandomIntegersRequest,
-    "random_gamma": drawn.RandomGammaRequest,
-    "random_beta": drawn.RandomBetaRequest,
-    "random_binomial": drawn.RandomBinomialRequest,
-    "random_truncated_normal": drawn.RandomTruncatedNormalRequest,
-    "random_permutation": drawn.RandomPermutationRequest,
-    "random_choice": drawn.RandomChoiceRequest,
-    "random_multinomial": drawn.RandomMultinomialRequest,
+    "random_integers": distributions.RandomIntegersRequest,
+    "random_gamma": distributions.RandomGammaRequest,
+    "random_beta": distributions.RandomBetaRequest,
+    "random_binomial": distributions.RandomBinomialRequest,
+    "random_truncated_normal": distributions.RandomTruncatedNormalRequest,
+    "random_permutation": distributions.RandomPermutationRequest,
+    "random_choice": distributions.RandomChoiceRequest,
+    "random_multinomial": distributions.RandomMultinomialRequest,
 }
 CHOICES: dict[str, tuple[dict[str, Any], ...]] = {
     "random_uniform": ({}, {"interval": "[0,1)"}, {"low": -3.0, "high": 2.5}, {"high": 7.0, "interval": "[0,1)"}),

@@ -21,10 +21,10 @@ from dispatch.keys import F32, F64, U32, U64
 from dispatch.libraries.curand.generators import (
     IN_PAIRS,
     Kind,
-    Place,
+    SequencePosition,
     device_generator,
     host_generator,
-    stand,
+    seek,
 )
 from dispatch.libraries.nvrtc.kernel import loaded
 from dispatch.libraries.nvrtc.philox import QUAD, SUBSEQUENCES
@@ -108,7 +108,7 @@ class Generation:
             "random_poisson": curand.curandGeneratePoisson,
         }[request.op]
 
-    def pieces(self, seed: int, offset: int) -> list[tuple[Place, int]]:
+    def pieces(self, seed: int, offset: int) -> list[tuple[SequencePosition, int]]:
         """From where on how many numbers are generated, one piece behind the other.
 
         Numbers of 64 bits of Philox take two blocks of a subsequence, of which cuRAND's offset passes over one alone:
@@ -117,22 +117,22 @@ class Generation:
         """
         total = self.count * self.words
         if not self.is_wide:
-            return [(Place(seed, offset * self.words), total)]
+            return [(SequencePosition(seed, offset * self.words), total)]
         row, before = divmod(offset, ROW)
         first = min(total, ROW - before) if before else 0
         pieces = [
-            (Place(seed, 2 * row * ROW + before), first),
-            (Place(seed, 2 * (row + bool(before)) * ROW), total - first),
+            (SequencePosition(seed, 2 * row * ROW + before), first),
+            (SequencePosition(seed, 2 * (row + bool(before)) * ROW), total - first),
         ]
         return [piece for piece in pieces if piece[1]]
 
-    def room(self, count: int) -> int:
+    def padded_count(self, count: int) -> int:
         """How many numbers are generated for so many: pseudo-random normal ones come in pairs."""
         return count + count % 2 if self.is_even else count
 
-    def end(self, place: Place, count: int) -> Place:
+    def end(self, place: SequencePosition, count: int) -> SequencePosition:
         """Where cuRAND's generator stands then."""
-        return Place(place.seed, place.offset + count // self._per_step)
+        return SequencePosition(place.seed, place.offset + count // self._per_step)
 
     def call(self, c_handle: Any, address: int, count: int) -> None:
         """Generate so many numbers to an address."""
@@ -172,24 +172,24 @@ class DevicePlan(Plan):
         generation, generator, at = self._generation, self._generator, out
         handle = generator.follow()
         for place, wanted in generation.pieces(seed, offset):
-            count = generation.room(wanted)
+            count = generation.padded_count(wanted)
             last, generator.place = generator.place, None  # of a call that raises nobody knows how far it came
-            stand(handle, generation.kind, last, place, self._skip)
+            seek(handle, generation.kind, last, place, self._skip)
             size = wanted * self._itemsize
             if count == wanted:
                 generation.call(handle, at, count)
             else:
-                room: Tensor = self._executor.empty((count,), (1,), generation.dtype)
-                generation.call(handle, room.ptr, count)
-                driver.cuMemcpyDtoDAsync(at, room.ptr, size, self._executor.target.value)
+                padded: Tensor = self._executor.empty((count,), (1,), generation.dtype)
+                generation.call(handle, padded.ptr, count)
+                driver.cuMemcpyDtoDAsync(at, padded.ptr, size, self._executor.target.value)
             generator.place = generation.end(place, count)
             at += size
         if self._finish is not None:
             self._finish(out)
 
     def _skip(self, count: int) -> None:
-        room: Tensor = self._executor.empty((count,), (1,), U32)
-        curand.curandGenerate(self._generator.follow(), ctypes.c_void_p(room.ptr), count)
+        padded: Tensor = self._executor.empty((count,), (1,), U32)
+        curand.curandGenerate(self._generator.follow(), ctypes.c_void_p(padded.ptr), count)
 
     def _launch(self, function: ctypes.c_void_p, out: int) -> None:
         generation = self._generation
@@ -233,7 +233,7 @@ class HostPlan(Plan):
         made, at = np.empty(request.count * generation.words, generation.element), 0
         generator = host_generator(generation.kind)
         for place, wanted in generation.pieces(request.seed, request.offset):
-            count = generation.room(wanted)
+            count = generation.padded_count(wanted)
             part = made[at : at + wanted] if count == wanted else np.empty(count, made.dtype)
             call = partial(generation.call, address=part.ctypes.data, count=count)
             generator.generate(place, generation.end(place, count), call)

@@ -22,8 +22,8 @@ from dispatch.device.registry import device as device_of
 from dispatch.errors import BadRequest
 from dispatch.keys import U64
 from dispatch.libraries.curand.generators import IN_PAIRS
-from dispatch.ops.random.drawn import RandomGammaRequest, RandomPermutationRequest, RandomTruncatedNormalRequest
-from dispatch.ops.random.generator_drawn import DRAWN, GeneratorOfDraws
+from dispatch.ops.random.distributions import RandomGammaRequest, RandomPermutationRequest, RandomTruncatedNormalRequest
+from dispatch.ops.random.generator_distributions import DRAWN, GeneratorOfDraws
 from dispatch.ops.random.request import (
     MAX_SEED,
     MOST_DIMENSIONS,
@@ -53,7 +53,7 @@ ROW = 1 << 20  # words: whole steps of all subsequences of each generator
 Size = int | tuple[int, ...] | None
 
 
-class Taken(NamedTuple):
+class Reservation(NamedTuple):
     """Where elements begin that were taken, and the place before and behind them: unit, words and offset."""
 
     offset: int
@@ -61,7 +61,7 @@ class Taken(NamedTuple):
     behind: tuple[str, int, int]
 
 
-class Place:
+class GeneratorPosition:
     """How far a generator is: in elements of one kind, which take so many words of 32 bits each."""
 
     __slots__ = ("__weakref__", "lock", "offset", "unit", "words")
@@ -71,7 +71,7 @@ class Place:
         self.unit, self.words, self.offset = "", 1, offset
         anew(self, "lock", threading.Lock)
 
-    def take(self, unit: str, words: int, count: int) -> Taken:
+    def reserve(self, unit: str, words: int, count: int) -> Reservation:
         """The place of so many elements of a kind; behind those of another kind it begins with a new row."""
         with self.lock:
             before = self.unit, self.words, self.offset
@@ -81,9 +81,9 @@ class Place:
             self.unit, self.words = unit, words
             taken = self.offset
             self.offset += count
-            return Taken(taken, before, (unit, words, self.offset))
+            return Reservation(taken, before, (unit, words, self.offset))
 
-    def give_back(self, taken: Taken) -> None:
+    def give_back(self, taken: Reservation) -> None:
         """Be where it was before elements were taken that nobody has drawn, unless others were taken since."""
         with self.lock:
             if (self.unit, self.words, self.offset) == taken.behind:
@@ -146,7 +146,7 @@ class Generator(GeneratorOfDraws):
         if library not in (None, *LIBRARIES):
             raise BadRequest("library", shown(library), f"{' or '.join(map(repr, LIBRARIES))}, or None")
         self.library = library
-        self._place = Place(check_int("offset", offset, 0, 2**62))
+        self._position = GeneratorPosition(check_int("offset", offset, 0, 2**62))
         self._path: tuple[int, ...] = ()  # of spawned ones, as NumPy's SeedSequence has it
         self._spawned = 0
         self._root = self._seed
@@ -158,7 +158,7 @@ class Generator(GeneratorOfDraws):
         return _restored, (*kind, self.state, self._requests)
 
     def __repr__(self) -> str:
-        words = f"{self.bit_generator.name}, seed={self.seed}, offset={self._place.offset}, {self.device!r}"
+        words = f"{self.bit_generator.name}, seed={self.seed}, offset={self._position.offset}, {self.device!r}"
         return f"<dispatch.random.Generator: {words}>"
 
     # -- which generator -------------------------------------------------------------------------------------------
@@ -170,12 +170,12 @@ class Generator(GeneratorOfDraws):
     @property
     def offset(self) -> int:
         """Where the next number of the kind drawn last begins; what `Generator(seed, offset=…)` goes on from."""
-        return self._place.offset
+        return self._position.offset
 
     @property
     def state(self) -> dict[str, Any]:
         """Where it is, in words and numbers that JSON takes; a generator of the same kind that is given it goes on."""
-        place = self._place
+        place = self._position
         with place.lock:
             return {
                 "bit_generator": self.bit_generator.name,
@@ -190,7 +190,7 @@ class Generator(GeneratorOfDraws):
             raise BadRequest("state", shown(value), "what `state` of a generator gave")
         if value["bit_generator"] != self.bit_generator.name:
             raise BadRequest("state", f"that of {value['bit_generator']}", f"that of {self.bit_generator.name}")
-        place = self._place
+        place = self._position
         with place.lock:
             self._seed = check_int("seed", value["seed"], 0, 0 if self.bit_generator.is_quasi else MAX_SEED)
             place.unit, place.words, place.offset = value["place"]
@@ -227,7 +227,7 @@ class Generator(GeneratorOfDraws):
 
         count = check_int("n_children", n_children, 0)
         children = []
-        with self._place.lock:
+        with self._position.lock:
             first, self._spawned = self._spawned, self._spawned + count
         for number in range(first, first + count):
             path = (*self._path, number)
@@ -306,38 +306,38 @@ class Generator(GeneratorOfDraws):
         elif out is not None:
             dtype = out.dtype
         else:
-            dtype = self._usual(kind)
+            dtype = self._default_dtype(kind)
         count = math.prod(shape)
-        taken = self._take(kind, max(count, numbers["n"]) if kind is RandomPermutationRequest else count, dtype)
+        taken = self._reserve(kind, max(count, numbers["n"]) if kind is RandomPermutationRequest else count, dtype)
         way = kind if self._requests else function
         try:
             made: Tensor = way(
                 self.device, shape, self._seed, taken.offset, out_dtype=dtype, out=out, **self._choices(), **numbers
             )
         except Exception as error:
-            self._place.give_back(taken)
-            meant = SAID.get(kind, {}) | SAID[None]
+            self._position.give_back(taken)
+            meant = METHOD_DOCS.get(kind, {}) | METHOD_DOCS[None]
             if isinstance(error, BadRequest) and error.operand in meant:  # the caller said it by NumPy's name
                 raise type(error)(meant[error.operand], error.given, error.expected, error.hint) from None
             raise
         return made
 
-    def _usual(self, kind: Any) -> Dtype:
+    def _default_dtype(self, kind: Any) -> Dtype:
         """The dtype of numbers where none is said."""
         usual: Dtype = U64 if kind is RandomBitsRequest and self.bit_generator.is_64_bit else kind.kinds[0]
         return usual
 
-    def _take(self, kind: Any, count: int, dtype: Dtype) -> Taken:
+    def _reserve(self, kind: Any, count: int, dtype: Dtype) -> Reservation:
         """The place of so many numbers of a kind: behind the last, as cuRAND's own generator would go on."""
         if self.bit_generator.is_quasi:
-            return self._place.take("", 1, count // self.dimensions)
+            return self._position.reserve("", 1, count // self.dimensions)
         is_normal = issubclass(kind, RandomNormalRequest)
         count += count % 2 if is_normal else 0
         if self.bit_generator is not BitGenerator.PHILOX4_32_10:
             in_pairs = is_normal and int(self.bit_generator) in IN_PAIRS
-            return self._place.take("", 1, count // 2 if in_pairs else count)
+            return self._position.reserve("", 1, count // 2 if in_pairs else count)
         words = 2 if dtype.itemsize == 8 and kind not in (*DRAWN, RandomPoissonRequest) else 1
-        return self._place.take(f"{words} words", words, count)
+        return self._position.reserve(f"{words} words", words, count)
 
 
 def _restored(
@@ -364,7 +364,7 @@ LOGNORMAL = random_lognormal, RandomLognormalRequest
 EXPONENTIAL = random_exponential, RandomExponentialRequest
 POISSON = random_poisson, RandomPoissonRequest
 # What NumPy, and so a method, calls the fields of requests.
-SAID: dict[Any, dict[str, str]] = {
+METHOD_DOCS: dict[Any, dict[str, str]] = {
     None: {"out_dtype": "dtype"},
     RandomNormalRequest: {"mean": "loc", "std": "scale"},
     RandomLognormalRequest: {"std": "sigma"},

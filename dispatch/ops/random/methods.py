@@ -1,8 +1,8 @@
 """What is drawn by rejection in f64, in CUDA C++: from an element's own stream, with uniform numbers of 53 bits.
 
 Poisson and binomial numbers are those of a variance that no table (alias_table.py) is made for, and those that
-multinomial ones are made of. The methods are those that drawn.py names; `reference_drawn.py` does the same with NumPy,
-step for step.
+multinomial ones are made of. The methods are those that distributions.py names; `reference_distributions.py` does the
+same with NumPy, step by step.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ __device__ double poisson(Draw& d, const Hat& h)
 }
 
 // Binomial numbers of n p of 10 or more.
-__device__ double many(Draw& d, const Hat& h)
+__device__ double binomial_by_rejection(Draw& d, const Hat& h)
 {
     for (;;) {
         const double u = unit(d) - 0.5, v = unit(d), us = 0.5 - (u < 0 ? -u : u);
@@ -82,7 +82,7 @@ __device__ Hat hat_of(double n, double p)
     return h;
 }
 
-__device__ double few(Draw& d, double n, double p)
+__device__ double binomial_by_inversion(Draw& d, double n, double p)
 {
     const double u = unit(d), odds = p / (1 - p);
     double q = exp(n * log(1 - p)), sum = q, k = 0;
@@ -98,7 +98,8 @@ __device__ double binomial(Draw& d, double n, double p)
 {
     if (n == 0 || p <= 0) return 0;
     if (p >= 1) return n;
-    const double less = p > 0.5 ? 1 - p : p, k = n * less < 10 ? few(d, n, less) : many(d, hat_of(n, less));
+    const double less = p > 0.5 ? 1 - p : p;
+    const double k = n * less < 10 ? binomial_by_inversion(d, n, less) : binomial_by_rejection(d, hat_of(n, less));
     return p > 0.5 ? n - k : k;
 }
 
@@ -129,7 +130,7 @@ __device__ double beta(Draw& d, double a, double b)
 }
 
 // A normal number from a positive low end on.
-__device__ double tail(Draw& d, double low, double high)
+__device__ double truncated_tail(Draw& d, double low, double high)
 {
     const double root = sqrt(low * low + 4), rate = (low + root) / 2;
     const bool wide = high - low > 2 / (low + root) * exp(0.5 - low / (low + root));
@@ -141,8 +142,8 @@ __device__ double tail(Draw& d, double low, double high)
 
 __device__ double truncated(Draw& d, double low, double high)
 {
-    if (low > 0) return tail(d, low, high);
-    if (high < 0) return -tail(d, -high, -low);
+    if (low > 0) return truncated_tail(d, low, high);
+    if (high < 0) return -truncated_tail(d, -high, -low);
     if (high - low > 2.5066282746310002) {
         for (;;) {
             const double x = gaussian(d);

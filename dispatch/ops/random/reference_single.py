@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dispatch.libraries.nvrtc.philox import HALF, LOW, QUAD, philox
-from dispatch.ops.random.single import constants, is_by_quads, shapes_of, way_of
+from dispatch.ops.random.single_precision import constants, is_by_quads, shapes_of, truncation_method
 from dispatch.ops.random.streams import LAST_BLOCK, TAG
 
 if TYPE_CHECKING:
@@ -96,33 +96,33 @@ def gammas(request: Any, index: Array) -> tuple[list[Array], list[Array]]:
 
 def truncated(request: Any, index: Array) -> Array:
     """Normal numbers between two bounds."""
-    way = way_of(request)
-    per_block = 2 if way.number else 4
+    method = truncation_method(request)
+    per_block = 2 if method.kind else 4
 
     def candidates(drawn: Array, number: int) -> tuple[Array, Array]:
-        part = 2 * (number % per_block // (1 if way.number else 2))
+        part = 2 * (number % per_block // (1 if method.kind else 2))
         first, other = drawn[:, part], drawn[:, part + 1]
-        if way.number == 0:
+        if method.kind == 0:
             x = normal(first, other, number % 2 == 1)
-            return x, (x >= way.low) & (x <= way.high)
-        d = (-np.log(units(first)) if way.number == 2 else units(first)) * way.unit
-        return d, (units(other) <= np.exp(HEIGHTS[way.number](way, d))) & ((way.number != 2) | (d <= way.width))
+            return x, (x >= method.low) & (x <= method.high)
+        d = (-np.log(units(first)) if method.kind == 2 else units(first)) * method.unit
+        return d, (units(other) <= np.exp(HEIGHTS[method.kind](method, d))) & ((method.kind != 2) | (d <= method.width))
 
     x, left, number = np.empty(len(index)), np.arange(len(index)), 0
     if is_by_quads(request):
         x = normals_of_quads(request.seed, index)
-        left = np.flatnonzero(~((x >= way.low) & (x <= way.high)))
+        left = np.flatnonzero(~((x >= method.low) & (x <= method.high)))
     while len(left):
         found, taken = candidates(blocks(request.seed, index[left], number // per_block), number)
         x[left[taken]] = found[taken]
         left, number = left[~taken], number + 1
-    if way.number == 0:
+    if method.kind == 0:
         return np.asarray(request.mean + request.std * x)
-    return np.asarray((request.low if way.sign > 0 else request.high) + way.sign * request.std * x)
+    return np.asarray((request.low if method.sign > 0 else request.high) + method.sign * request.std * x)
 
 
 HEIGHTS: dict[int, Callable[[Any, Array], Any]] = {
-    1: lambda way, d: (way.low + d) ** 2 * -0.5,
-    2: lambda way, d: (d - (way.rate - way.low)) ** 2 * -0.5,
-    3: lambda way, d: -d * (way.low + d * 0.5),
+    1: lambda method, d: (method.low + d) ** 2 * -0.5,
+    2: lambda method, d: (d - (method.rate - method.low)) ** 2 * -0.5,
+    3: lambda method, d: -d * (method.low + d * 0.5),
 }

@@ -115,12 +115,12 @@ __device__ double exact_normal(unsigned word, unsigned angle, bool second)
 """
 SHAPES = r"""
 // Of a shape, or of shape + 1 where it is below 1: w = shape - 1/3, c = 1 / sqrt(9 w), and 1 / shape, else 0.
-struct Shape { double w, c; float w_single, c_single, boost, unused; };
-struct Shapes { Shape one, other; float scale; int is_small; };
+struct GammaShape { double w, c; float w_single, c_single, boost, unused; };
+struct GammaShapes { GammaShape one, other; float scale; int is_small; };
 
 // Whether Marsaglia and Tsang's test takes a normal number x, by a uniform one; v is (1 + c x)^3 then. What is not sure
 // is to be decided in f64.
-__device__ bool takes(const Shapes& g, bool is_other, float x, unsigned chance, float& v, bool& sure)
+__device__ bool takes(const GammaShapes& g, bool is_other, float x, unsigned chance, float& v, bool& sure)
 {
     const float w = is_other ? g.other.w_single : g.one.w_single, c = is_other ? g.other.c_single : g.one.c_single;
     const float t = c * x, root = 1 + t;
@@ -142,7 +142,7 @@ __device__ bool takes(const Shapes& g, bool is_other, float x, unsigned chance, 
 }
 
 __device__ bool takes_exactly(
-    const Shapes& g, bool is_other, unsigned word, unsigned angle, bool second, unsigned chance, float& v)
+    const GammaShapes& g, bool is_other, unsigned word, unsigned angle, bool second, unsigned chance, float& v)
 {
     const double w = is_other ? g.other.w : g.one.w, c = is_other ? g.other.c : g.one.c;
     const double x = exact_normal(word, angle, second), root = 1 + c * x, cube = root * root * root;
@@ -152,7 +152,7 @@ __device__ bool takes_exactly(
 
 // 1 or 2 gamma numbers, as v and the word of what is left to do.
 template <int NUMBERS> __device__ void gammas(
-    Whole seed, Whole index, unsigned replay, const Shapes& g, float* v, unsigned* last)
+    Whole seed, Whole index, unsigned replay, const GammaShapes& g, float* v, unsigned* last)
 {
     Block w;
     float one = 0, other = 0;
@@ -179,7 +179,7 @@ template <int NUMBERS> __device__ void gammas(
     }
 }
 
-__device__ float gamma(Whole seed, Whole index, unsigned replay, const Shapes& g)
+__device__ float gamma(Whole seed, Whole index, unsigned replay, const GammaShapes& g)
 {
     float v;
     unsigned last;
@@ -191,7 +191,8 @@ __device__ float gamma(Whole seed, Whole index, unsigned replay, const Shapes& g
 }
 
 // The first candidates of four neighbours; a bit of `missed` says that one is not taken, of `open` that it is not sure.
-__device__ void first(Whole seed, Whole q, unsigned replay, const Shapes& g, float* x, unsigned& missed, unsigned& open)
+__device__ void first(
+    Whole seed, Whole q, unsigned replay, const GammaShapes& g, float* x, unsigned& missed, unsigned& open)
 {
     const Block w = at_place(0xfffffffcu, q, replay, seed), chances = at_place(0xffffffffu, q, replay, seed);
     normals(w.at[0], w.at[1], x[0], x[1]);
@@ -207,7 +208,7 @@ __device__ void first(Whole seed, Whole q, unsigned replay, const Shapes& g, flo
 }
 
 // Whether one of them is taken.
-__device__ bool first_exactly(Whole seed, Whole index, unsigned replay, const Shapes& g, float& x)
+__device__ bool first_exactly(Whole seed, Whole index, unsigned replay, const GammaShapes& g, float& x)
 {
     const Block w = at_place(0xfffffffcu, index / 4, replay, seed);
     const Block chances = at_place(0xffffffffu, index / 4, replay, seed);
@@ -218,7 +219,7 @@ __device__ bool first_exactly(Whole seed, Whole index, unsigned replay, const Sh
     return taken;
 }
 
-__device__ float beta(Whole seed, Whole index, unsigned replay, const Shapes& g)
+__device__ float beta(Whole seed, Whole index, unsigned replay, const GammaShapes& g)
 {
     float v[2];
     unsigned last[2];
@@ -235,45 +236,45 @@ BOUNDS = r"""
 // candidates is than the bound, and what a candidate's distance is in units of. In standard deviations.
 template <class T> struct Tail { T low, width, excess, unit; };
 
-struct Bounds {
+struct TruncationBounds {
     double low, high;
     Tail<double> exact;
     Tail<float> single;
     float inner_low, inner_high, outer_low, outer_high;  // far enough within the bounds, and without
     float origin, scale, least, most;  // the number is origin + scale * x, between the last two
-    int way, unused;
+    int method, unused;
 };
 
 // Whether a candidate so far behind the bound is taken.
-template <class T> __device__ bool takes(const Tail<T>& g, int way, T d, T chance, T margin, bool& sure)
+template <class T> __device__ bool takes(const Tail<T>& g, int method, T d, T chance, T margin, bool& sure)
 {
     T height;
-    if (way == 1) height = (g.low + d) * (g.low + d) * (T)-0.5;
-    else if (way == 2) height = (d - g.excess) * (d - g.excess) * (T)-0.5;
+    if (method == 1) height = (g.low + d) * (g.low + d) * (T)-0.5;
+    else if (method == 2) height = (d - g.excess) * (d - g.excess) * (T)-0.5;
     else height = -d * (g.low + d * (T)0.5);
     height = sizeof(T) == 8 ? (T)exp((double)height) : (T)power_of_2((float)height * 1.4426950f);
     sure = chance < height - margin || chance > height + margin;
-    if (way == 2) sure = sure && (d < g.width * (1 - margin) || d > g.width * (1 + margin));
-    return chance <= height && (way != 2 || d <= g.width);
+    if (method == 2) sure = sure && (d < g.width * (1 - margin) || d > g.width * (1 + margin));
+    return chance <= height && (method != 2 || d <= g.width);
 }
 
 // The number that a standard one leads to: rounding does not lead beyond the bounds.
-__device__ float within(const Bounds& g, float x)
+__device__ float within(const TruncationBounds& g, float x)
 {
     const float made = g.origin + g.scale * x;
     return made < g.least ? g.least : made > g.most ? g.most : made;
 }
 
-__device__ float truncated(Whole seed, Whole index, unsigned replay, const Bounds& g)
+__device__ float truncated(Whole seed, Whole index, unsigned replay, const TruncationBounds& g)
 {
     Block w;
     float x = 0, other = 0;
     for (unsigned candidate = 0;; ++candidate) {
-        const unsigned part = g.way ? candidate % 2 : candidate % 4 / 2;
-        if (g.way ? !part : candidate % 4 == 0) w = at_place(candidate / (g.way ? 2 : 4), index, replay, seed);
+        const unsigned part = g.method ? candidate % 2 : candidate % 4 / 2;
+        if (g.method ? !part : candidate % 4 == 0) w = at_place(candidate / (g.method ? 2 : 4), index, replay, seed);
         const unsigned one = part ? w.at[2] : w.at[0], two = part ? w.at[3] : w.at[1];
         bool taken;
-        if (g.way == 0) {
+        if (g.method == 0) {
             const bool second = candidate % 2;
             if (second) x = other;
             else normals(one, two, x, other);
@@ -284,12 +285,12 @@ __device__ float truncated(Whole seed, Whole index, unsigned replay, const Bound
             }
         } else {
             const float u = unit_of(one), chance = unit_of(two);
-            x = (g.way == 2 ? log_2(u) * -0.69314718f : u) * g.single.unit;
+            x = (g.method == 2 ? log_2(u) * -0.69314718f : u) * g.single.unit;
             bool sure;
-            taken = takes(g.single, g.way, x, chance, MARGIN * 1e-5f, sure);
+            taken = takes(g.single, g.method, x, chance, MARGIN * 1e-5f, sure);
             if (!sure) {
-                const double d = (g.way == 2 ? -log((double)u) : (double)u) * g.exact.unit;
-                taken = takes(g.exact, g.way, d, (double)chance, 0.0, sure);
+                const double d = (g.method == 2 ? -log((double)u) : (double)u) * g.exact.unit;
+                taken = takes(g.exact, g.method, d, (double)chance, 0.0, sure);
             }
         }
         if (taken) break;
@@ -298,7 +299,8 @@ __device__ float truncated(Whole seed, Whole index, unsigned replay, const Bound
 }
 
 // As for gamma numbers; of normal candidates alone.
-__device__ void first(Whole seed, Whole q, unsigned replay, const Bounds& g, float* x, unsigned& missed, unsigned& open)
+__device__ void first(
+    Whole seed, Whole q, unsigned replay, const TruncationBounds& g, float* x, unsigned& missed, unsigned& open)
 {
     const Block w = at_place(0xfffffffcu, q, replay, seed);
     normals(w.at[0], w.at[1], x[0], x[1]);
@@ -311,7 +313,7 @@ __device__ void first(Whole seed, Whole q, unsigned replay, const Bounds& g, flo
     }
 }
 
-__device__ bool first_exactly(Whole seed, Whole index, unsigned replay, const Bounds& g, float& x)
+__device__ bool first_exactly(Whole seed, Whole index, unsigned replay, const TruncationBounds& g, float& x)
 {
     const Block w = at_place(0xfffffffcu, index / 4, replay, seed);
     const bool later = index & 2;

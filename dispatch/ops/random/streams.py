@@ -12,7 +12,7 @@ numbers have the upper bit of the last word set. These blocks there are:
 
 A word of a quad is its element's alone, or gives a normal number that is independent of the other one: so numbers of
 two calls that are neighbours in a quad are independent, whatever kinds they are. What a word of a quad does not decide,
-an element's own stream does. `reference_drawn.py` has the same in NumPy.
+an element's own stream does. `reference_distributions.py` has the same in NumPy.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from dispatch.keys import HOST
 from dispatch.libraries.nvrtc.philox import philox
 from dispatch.ops.random import begins_anew
 from dispatch.ops.random.cases import FORMS, cases
-from dispatch.ops.random.draws import MODES, draws_kernel
-from dispatch.ops.random.own import kernel_of
+from dispatch.ops.random.distribution_kernels import MODES, draws_kernel
+from dispatch.ops.random.philox_kernels import kernel_of
 from dispatch.ops.random.reference import reference
 from dispatch.ops.random.request import BitGenerator
 from dispatch.row_check import check_row

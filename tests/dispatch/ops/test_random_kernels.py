@@ -9,11 +9,11 @@ import pytest
 
 import dispatch as dp
 from dispatch.libraries.nvrtc.kernel import Kernel
-from dispatch.ops.random import own, single
-from dispatch.ops.random.draws import draws_kernel
+from dispatch.ops.random import philox_kernels, single_precision
+from dispatch.ops.random.distribution_kernels import draws_kernel
 from dispatch.ops.random.reference import evaluate
-from dispatch.ops.random.reference_drawn import Draws, evaluate_drawn, words_of
-from dispatch.ops.random.single import is_single
+from dispatch.ops.random.reference_distributions import Draws, evaluate_drawn, words_of
+from dispatch.ops.random.single_precision import is_single
 
 spec = importlib.util.spec_from_file_location("random_on_cpu", Path(__file__).with_name("random_on_cpu.py"))
 random_on_cpu = importlib.util.module_from_spec(spec)
@@ -101,14 +101,14 @@ def test_any_part_of_a_sequence_is_written_and_nothing_beside_it(name, dev, on_c
     op, size = kind.op, dp.Dtype.of(given["out_dtype"]).itemsize
     for base in (0, 4 * 65_536 - 8):
         request = kind(dev, 32, 7, base, **given)
-        whole = (evaluate if op in own.MODES else evaluate_drawn)(request)["out"]
+        whole = (evaluate if op in philox_kernels.MODES else evaluate_drawn)(request)["out"]
         for offset, count, shift in itertools.product(range(5), (1, 2, 3, 4, 5, 7, 8, 17), (0, 1)):
             memory = np.full(count * size + 64, UNTOUCHED, np.uint8)
             start = -memory.ctypes.data % 16 + 16 + shift * size
             place = memory[start : start + count * size].view(whole.dtype)
             request = kind(dev, count, 7, base + offset, **given)
             filled = request.replace(out=dp.from_dlpack(place))
-            kernel = own.kernel_of(filled) if op in own.MODES else draws_kernel(filled)
+            kernel = philox_kernels.kernel_of(filled) if op in philox_kernels.MODES else draws_kernel(filled)
             for grid in (None, (1, 2)):
                 memory[:] = UNTOUCHED
                 on_cpu.run(kernel, filled, grid=grid)
@@ -169,7 +169,7 @@ def test_candidates_are_taken_in_f32_as_in_f64(name, dev, on_cpu):
 
 @pytest.mark.parametrize("name", ["gamma of shape 1", "beta", "truncated, half", "truncated, narrow"])
 def test_without_a_margin_some_candidates_are_decided_otherwise(name, dev, on_cpu, monkeypatch):
-    monkeypatch.setattr(single, "NEAR", 0.0)
+    monkeypatch.setattr(single_precision, "NEAR", 0.0)
     kind, given = SINGLES[name]
     request = kind(dev, 4 * MANY, 11, 6, **given)
     found = drawn_by_kernel(on_cpu, request, options=("-DMARGIN=0.0f", "-DNOISE=2.0f"))

@@ -15,7 +15,7 @@ import dispatch as dp
 from cudabind.sys import curand as library
 from dispatch.core.request import IdlePlan
 from dispatch.libraries.curand import generators
-from dispatch.ops.random import curand, draws, own
+from dispatch.ops.random import curand, distribution_kernels, philox_kernels
 
 spec = importlib.util.spec_from_file_location("random_on_cpu", Path(__file__).with_name("random_on_cpu.py"))
 random_on_cpu = importlib.util.module_from_spec(spec)
@@ -136,23 +136,32 @@ def test_kernels_are_launched_for_their_places_and_replays_are_counted(executor,
     on_cpu.kinds = {
         "random_uniform": (place, number, number, number, real, real, place),
         "random_poisson": (place, number, number, number, number, number, place, place),
-        "random_choice": (place, place, number, number, number, number, draws.Given, place),
+        "random_choice": (
+            place,
+            place,
+            number,
+            number,
+            number,
+            number,
+            distribution_kernels.DistributionParameters,
+            place,
+        ),
     }
-    monkeypatch.setattr(own, "driver", SimpleNamespace(cuLaunchKernel=SimpleNamespace(unchecked=launch)))
-    monkeypatch.setattr(own, "loaded", loaded)
+    monkeypatch.setattr(philox_kernels, "driver", SimpleNamespace(cuLaunchKernel=SimpleNamespace(unchecked=launch)))
+    monkeypatch.setattr(philox_kernels, "loaded", loaded)
     copy = SimpleNamespace(cuMemcpyHtoDAsync=lambda to, source, size, _: ctypes.memmove(to, source, size))
-    monkeypatch.setattr(draws, "driver", copy)
+    monkeypatch.setattr(distribution_kernels, "driver", copy)
     uniform = dp.RandomUniformRequest(host, 50, 5, 3, out=host.empty((50,)))
-    plan = own.nvrtc_random(uniform, executor, ROW)
+    plan = philox_kernels.nvrtc_random(uniform, executor, ROW)
     for request in (uniform, uniform.replace(seed=2**64 - 1, offset=2**40 + 1)):
         plan.enqueue(request.arguments({}))
         np.testing.assert_array_equal(uniform.out.numpy(), dp.run(request.replace(out=None)).numpy())
     sums = host.array(np.array([0.2, 0.5, 1.0]))
     choice = dp.RandomChoiceRequest(host, 50, 5, 3, sums, out=host.empty((50,), "i64"))
-    draws.nvrtc_draws(choice, executor, ROW).enqueue(choice.arguments({}))
+    distribution_kernels.nvrtc_draws(choice, executor, ROW).enqueue(choice.arguments({}))
     np.testing.assert_array_equal(choice.out.numpy(), dp.run(choice.replace(out=None)).numpy())
     counts = dp.RandomPoissonRequest(host, 50, 5, 3, lam=20.0, out=host.empty((50,), "u32"))
-    by_table = draws.nvrtc_draws(counts, executor, ROW)
+    by_table = distribution_kernels.nvrtc_draws(counts, executor, ROW)
     gc.collect()  # nothing but the plan has the table
     by_table.enqueue(counts.arguments({}))
     np.testing.assert_array_equal(counts.out.numpy(), dp.run(counts.replace(out=None)).numpy())

@@ -9,8 +9,8 @@ import pytest
 
 import dispatch as dp
 from dispatch.ops.random.alias_table import alias_table, binomial_table, poisson_table, table_of
-from dispatch.ops.random.draws import draws_kernel
-from dispatch.ops.random.reference_drawn import Draws, evaluate_drawn, words_of
+from dispatch.ops.random.distribution_kernels import draws_kernel
+from dispatch.ops.random.reference_distributions import Draws, evaluate_drawn, words_of
 
 spec = importlib.util.spec_from_file_location("random_on_cpu", Path(__file__).with_name("random_on_cpu.py"))
 random_on_cpu = importlib.util.module_from_spec(spec)

@@ -1,6 +1,6 @@
-"""Numbers that are drawn by rejection, in NumPy: the host's rows and the reference, step for step what draws.py does.
+"""Numbers that are drawn by rejection, in NumPy: the host's rows and the reference, step by step like the kernels.
 
-Elements whose turn ends are left out of the next one; each takes the next words of its own stream.
+Only elements whose candidate was rejected take part in the next round; each takes the next words of its own stream.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import numpy as np
 from dispatch.core.host_plan import numpy_call
 from dispatch.libraries.nvrtc.philox import HALF, LOW, QUAD, philox
 from dispatch.ops.random.alias_table import table_of
+from dispatch.ops.random.bounded_integers import WORD
 from dispatch.ops.random.methods import binomial_hat, poisson_hat
-from dispatch.ops.random.orders import ROUNDS, SMALL
+from dispatch.ops.random.permutations import ROUNDS, SMALL
 from dispatch.ops.random.reference_single import numbers_of_single
-from dispatch.ops.random.single import is_single
+from dispatch.ops.random.single_precision import is_single
 from dispatch.ops.random.streams import LAST_BLOCK, TAG
-from dispatch.ops.random.words import WORD
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +57,7 @@ class Draws:
         size = np.sqrt(-2 * np.log(self.unit(at)))
         return np.asarray(size * np.cos(2 * math.pi * self.unit(at)))
 
-    def until(self, at: Array, turn: Callable[[Array], tuple[Array, Array]]) -> Array:
+    def repeat_until_taken(self, at: Array, turn: Callable[[Array], tuple[Array, Array]]) -> Array:
         """Repeat `turn(at)`, which gives numbers and which of them are taken, for those that are not."""
         out, left = np.empty(len(at)), np.arange(len(at))
         while len(left):
@@ -94,7 +94,7 @@ def poisson(d: Draws, at: Array, lam: float) -> Array:
         height = safe * hat.log_odds - lam - log_factorial(safe)
         return k, sure | (open_ones & (np.log(v * hat.alpha / (hat.a / (us * us) + hat.b)) <= height))
 
-    return d.until(at, turn)
+    return d.repeat_until_taken(at, turn)
 
 
 def transformed(d: Draws, here: Array, hat: Hat) -> tuple[Array, Array, Array, Array]:
@@ -124,20 +124,20 @@ def binomial(d: Draws, at: Array, trials: Array, p: Array) -> Array:
     scarce = drawn[trials[drawn] * less[drawn] < 10]
     for n, share in {(trials[i], less[i]) for i in scarce}:
         these = scarce[(trials[scarce] == n) & (less[scarce] == share)]
-        out[these] = few(d, at[these], n, share)
+        out[these] = binomial_by_inversion(d, at[these], n, share)
     for n, share in {(trials[i], less[i]) for i in drawn if trials[i] * less[i] >= 10}:
         these = drawn[(trials[drawn] == n) & (less[drawn] == share)]
-        out[these] = many(d, at[these], n, share)
+        out[these] = binomial_by_rejection(d, at[these], n, share)
     return np.where((p > 0.5) & (p < 1), trials - out, out)
 
 
-def few(d: Draws, at: Array, n: float, p: float) -> Array:
+def binomial_by_inversion(d: Draws, at: Array, n: float, p: float) -> Array:
     odds = p / (1 - p)
     first = math.exp(n * math.log(1 - p))
     return searched(d.unit(at), first, lambda k: (n - k + 1) / k * odds, int(min(n, 1000)))
 
 
-def many(d: Draws, at: Array, n: float, p: float) -> Array:
+def binomial_by_rejection(d: Draws, at: Array, n: float, p: float) -> Array:
     hat = binomial_hat(n, p)
 
     def turn(here: Array) -> tuple[Array, Array]:
@@ -147,7 +147,7 @@ def many(d: Draws, at: Array, n: float, p: float) -> Array:
         height = hat.top - log_factorial(safe) - log_factorial(n - safe) + (safe - hat.mode) * hat.log_odds
         return k, sure | (inside & (np.log(v * hat.alpha / (hat.a / (us * us) + hat.b)) <= height))
 
-    return d.until(at, turn)
+    return d.repeat_until_taken(at, turn)
 
 
 def large_gamma(d: Draws, at: Array, shape: float) -> Array:
@@ -163,7 +163,7 @@ def large_gamma(d: Draws, at: Array, shape: float) -> Array:
         taken[some] = (u < 1 - 0.0331 * (x * x) ** 2) | (np.log(u) < 0.5 * x * x + w * (1 - v + np.log(v)))
         return w * root**3, taken
 
-    return d.until(at, turn)
+    return d.repeat_until_taken(at, turn)
 
 
 def log_gamma(d: Draws, at: Array, shape: float) -> Array:
@@ -177,9 +177,9 @@ def log_gamma(d: Draws, at: Array, shape: float) -> Array:
 def truncated(d: Draws, at: Array, low: float, high: float) -> Array:
     """Standard normal numbers between two bounds."""
     if low > 0:
-        return tail(d, at, low, high)
+        return truncated_tail(d, at, low, high)
     if high < 0:
-        return -tail(d, at, -high, -low)
+        return -truncated_tail(d, at, -high, -low)
 
     def by_normal(here: Array) -> tuple[Array, Array]:
         x = d.gaussian(here)
@@ -189,10 +189,10 @@ def truncated(d: Draws, at: Array, low: float, high: float) -> Array:
         x, u = low + (high - low) * d.unit(here), d.unit(here)
         return x, u <= np.exp(-x * x / 2)
 
-    return d.until(at, by_normal if high - low > 2.5066282746310002 else by_uniform)
+    return d.repeat_until_taken(at, by_normal if high - low > 2.5066282746310002 else by_uniform)
 
 
-def tail(d: Draws, at: Array, low: float, high: float) -> Array:
+def truncated_tail(d: Draws, at: Array, low: float, high: float) -> Array:
     root = math.sqrt(low * low + 4)
     rate = (low + root) / 2
     wide = high - low > 2 / (low + root) * math.exp(0.5 - low / (low + root))
@@ -204,7 +204,7 @@ def tail(d: Draws, at: Array, low: float, high: float) -> Array:
         height = np.exp(-((x - rate) ** 2) / 2 if wide else (low - x) * (low + x) / 2)
         return x, (x <= high) & (u <= height)
 
-    return d.until(at, turn)
+    return d.repeat_until_taken(at, turn)
 
 
 def neighbours(d: Draws, at: Array, block: int) -> Array:

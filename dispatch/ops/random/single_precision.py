@@ -10,7 +10,7 @@ import numpy as np
 
 from dispatch.keys import F64
 
-__all__ = ["constants", "is_by_quads", "is_single", "shapes_of", "single_values", "way_of"]
+__all__ = ["constants", "is_by_quads", "is_single", "shapes_of", "single_values", "truncation_method"]
 
 LEAST_SHAPE = 0.05  # of smaller ones the logarithms of f32 are too coarse
 LARGEST_SHAPE = 1e30
@@ -20,7 +20,7 @@ AROUND = 2.5066282746310002  # sqrt(2 pi): from such a width on normal candidate
 NEAR = 3e-5  # of a normal number of f32: it is off by 6e-6 at most
 
 
-class Shape(ctypes.Structure):
+class GammaShape(ctypes.Structure):
     """As in the kernel."""
 
     _fields_: ClassVar[Any] = [
@@ -29,15 +29,15 @@ class Shape(ctypes.Structure):
     ]
 
 
-class Shapes(ctypes.Structure):
+class GammaShapes(ctypes.Structure):
     """As in the kernel."""
 
     _fields_: ClassVar[Any] = [
-        *(("one", Shape), ("other", Shape), ("scale", ctypes.c_float), ("is_small", ctypes.c_int)),
+        *(("one", GammaShape), ("other", GammaShape), ("scale", ctypes.c_float), ("is_small", ctypes.c_int)),
     ]
 
 
-class Bounds(ctypes.Structure):
+class TruncationBounds(ctypes.Structure):
     """As in the kernel; of a Tail its numbers, one behind the other."""
 
     _fields_: ClassVar[Any] = [
@@ -45,21 +45,21 @@ class Bounds(ctypes.Structure):
         *(("exact", ctypes.c_double * 4), ("single", ctypes.c_float * 4)),
         *((name, ctypes.c_float) for name in ("inner_low", "inner_high", "outer_low", "outer_high")),
         *((name, ctypes.c_float) for name in ("origin", "scale", "least", "most")),
-        *((name, ctypes.c_int) for name in ("way", "unused")),
+        *((name, ctypes.c_int) for name in ("method", "unused")),
     ]
 
 
-class Way(NamedTuple):
+class TruncationMethod(NamedTuple):
     """How a truncated normal number is drawn.
 
     Attributes:
-        number: 0 for normal candidates; for uniform ones 1 around 0 and 3 in a tail, for exponential ones in a tail 2.
+        kind: 0 for normal candidates; for uniform ones 1 around 0 and 3 in a tail, for exponential ones in a tail 2.
         low, high: the bounds in standard deviations; of the lower tail those of its mirror image.
         sign: -1 for the mirror image.
         rate: of exponential candidates.
     """
 
-    number: int
+    kind: int
     low: float
     high: float
     sign: int
@@ -73,20 +73,20 @@ class Way(NamedTuple):
     @property
     def unit(self) -> float:
         """What a candidate's distance from the bound is this times: an exponential number, or a uniform one."""
-        return 1 / self.rate if self.number == 2 else self.width
+        return 1 / self.rate if self.kind == 2 else self.width
 
 
-def way_of(request: Any) -> Way:
+def truncation_method(request: Any) -> TruncationMethod:
     """How the numbers of a request are drawn, which hangs on its bounds."""
     low, high = request.standard
     if low <= 0 <= high:
-        return Way(0 if high - low > AROUND else 1, low, high, 1, 1.0)
+        return TruncationMethod(0 if high - low > AROUND else 1, low, high, 1, 1.0)
     sign = 1 if low > 0 else -1
     if sign < 0:
         low, high = -high, -low
     root = math.sqrt(low * low + 4)
     is_wide = high - low > 2 / (low + root) * math.exp(0.5 - low / (low + root))
-    return Way(2 if is_wide else 3, low, high, sign, (low + root) / 2)
+    return TruncationMethod(2 if is_wide else 3, low, high, sign, (low + root) / 2)
 
 
 def is_single(request: Any) -> bool:
@@ -110,7 +110,7 @@ def is_single(request: Any) -> bool:
 def is_by_quads(request: Any) -> bool:
     """Whether first candidates come from blocks that neighbours share: normal ones that are often taken."""
     if request.op == "random_truncated_normal":
-        return way_of(request).number == 0
+        return truncation_method(request).kind == 0
     return bool(request.op == "random_gamma" and request.shape_parameter >= 1)
 
 
@@ -133,26 +133,26 @@ def single_values(request: Any) -> tuple[Any, ...]:
     return ctypes.c_uint64(request.count), given
 
 
-def shapes_values(request: Any) -> Shapes:
+def shapes_values(request: Any) -> GammaShapes:
     shapes, is_small = shapes_of(request)
     made = []
     for shape in shapes:
         w, c = constants(shape)
-        made.append(Shape(w, c, w, c, 1 / shape if shape < 1 else 0.0))
+        made.append(GammaShape(w, c, w, c, 1 / shape if shape < 1 else 0.0))
     scale = request.scale * made[0].w if request.op == "random_gamma" else 1.0
-    return Shapes(made[0], made[-1], scale, is_small)
+    return GammaShapes(made[0], made[-1], scale, is_small)
 
 
-def bounds_values(request: Any) -> Bounds:
-    way = way_of(request)
+def bounds_values(request: Any) -> TruncationBounds:
+    method = truncation_method(request)
     std = float(request.std)
-    origin = request.mean if way.number == 0 else request.low if way.sign > 0 else request.high
-    ends = (way.low + NEAR, way.high - NEAR, way.low - NEAR, way.high + NEAR)
-    places = (origin, way.sign * std, request.low, request.high)
+    origin = request.mean if method.kind == 0 else request.low if method.sign > 0 else request.high
+    ends = (method.low + NEAR, method.high - NEAR, method.low - NEAR, method.high + NEAR)
+    places = (origin, method.sign * std, request.low, request.high)
     singles = (rounded(number) for number in (*ends, *places))
-    tail = way.low, way.width, way.rate - way.low, way.unit
+    tail = method.low, method.width, method.rate - method.low, method.unit
     exact, single = (ctypes.c_double * 4)(*tail), (ctypes.c_float * 4)(*map(rounded, tail))
-    return Bounds(way.low, way.high, exact, single, *singles, way.number)
+    return TruncationBounds(method.low, method.high, exact, single, *singles, method.kind)
 
 
 def rounded(number: float) -> float:

@@ -1,8 +1,8 @@
 """The plans of numbers that are drawn element by element: which kernel a request takes, and how it is launched.
 
-streams.py says where their bits come from. Whole numbers of a range take a word each (words.py), and so do counts of
-which a table is made (alias_table.py). Others are drawn by rejection, an element a thread: those of f32, f16 and bf16
-in f32, where that decides the same (single_kernels.py), else in f64.
+streams.py says where their bits come from. Integers of a range take a word each (bounded_integers.py), and so do counts
+that have a table (alias_table.py). Others are drawn by rejection, one element per thread: those of f32, f16 and bf16 in
+f32 where that accepts the same candidates (single_kernels.py), else in f64.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from dispatch.libraries.nvrtc.kernel import Kernel
 from dispatch.libraries.nvrtc.number_types import NAMES, NUMBERS
 from dispatch.libraries.nvrtc.philox import PHILOX
 from dispatch.ops.random.alias_table import ALIAS, table_of
+from dispatch.ops.random.bounded_integers import WORDS, is_narrow, word_values
 from dispatch.ops.random.groups import GROUPS, elements_launch, groups_launch
 from dispatch.ops.random.methods import METHODS, Hat, binomial_hat, poisson_hat
-from dispatch.ops.random.orders import ORDERS, ROUNDS, SMALL
-from dispatch.ops.random.own import NumbersPlan, defined, plan_of
-from dispatch.ops.random.single import is_by_quads, is_single, single_values
+from dispatch.ops.random.permutations import ORDERS, ROUNDS, SMALL
+from dispatch.ops.random.philox_kernels import NumbersPlan, defined, plan_of
 from dispatch.ops.random.single_kernels import SINGLE
+from dispatch.ops.random.single_precision import is_by_quads, is_single, single_values
 from dispatch.ops.random.streams import BELOW, NEIGHBOURS, STREAM, SUM
-from dispatch.ops.random.words import WORDS, is_narrow, word_values
 
 if TYPE_CHECKING:
     from dispatch.core.request import Plan
@@ -63,13 +63,14 @@ typedef NUMBER Number;
 #else
 #define STORE(x) out[i] = (Number)(x)
 #endif
-union Given { double at[9]; Hat hat; };
+union DistributionParameters { double at[9]; Hat hat; };
 
 extern "C" __global__ void FUNCTION(
 #if MODE >= 7
     const double* list,
 #endif
-    Number* out, Whole seed, Whole offset, Whole count, Whole n, const Given given, const unsigned* replays)
+    Number* out, Whole seed, Whole offset, Whole count, Whole n, const DistributionParameters given,
+    const unsigned* replays)
 {
     const double* at = given.at;
     const Whole step = (Whole)gridDim.x * blockDim.x;
@@ -83,7 +84,8 @@ extern "C" __global__ void FUNCTION(
 #elif MODE == 3
         STORE(beta(d, at[0], at[1]));
 #elif MODE == 4
-        STORE(n ? n - many(d, given.hat) : many(d, given.hat));  // of the trials that fail, where fewer do
+        // Where fewer trials fail than succeed, those that fail are counted.
+        STORE(n ? n - binomial_by_rejection(d, given.hat) : binomial_by_rejection(d, given.hat));
 #elif MODE == 5
         STORE(at[2] + at[3] * truncated(d, at[0], at[1]));
 #elif MODE == 6
@@ -101,9 +103,9 @@ COMMON = NUMBERS + PHILOX + STREAM + BELOW
 SOURCE = COMMON + METHODS + ORDERS + KERNEL
 OF_SINGLE = NUMBERS + PHILOX + STREAM + GROUPS + NEIGHBOURS + SINGLE
 METHODS_OF_SINGLE = {
-    "random_gamma": ("Shapes", "gamma"),
-    "random_beta": ("Shapes", "beta"),
-    "random_truncated_normal": ("Bounds", "truncated"),
+    "random_gamma": ("GammaShapes", "gamma"),
+    "random_beta": ("GammaShapes", "beta"),
+    "random_truncated_normal": ("TruncationBounds", "truncated"),
 }
 OF_TABLE = NUMBERS + PHILOX + STREAM + GROUPS + NEIGHBOURS + SUM + ALIAS
 OF_WORDS = COMMON + GROUPS + NEIGHBOURS + SUM + WORDS
@@ -185,7 +187,7 @@ def table_launch(request: Any) -> Launch:
 def rejection_launch(request: Any) -> Launch:
     """Of what is drawn in f64."""
     n, numbers = numbers_of(request)
-    given = Given((ctypes.c_double * len(Hat._fields))(*numbers))
+    given = DistributionParameters((ctypes.c_double * len(Hat._fields))(*numbers))
     return elements_launch(request, (ctypes.c_uint64(request.count), ctypes.c_uint64(n), given))
 
 
@@ -195,7 +197,7 @@ def single_launch(request: Any) -> Launch:
     return launch(request, single_values(request))
 
 
-class Given(ctypes.Structure):
+class DistributionParameters(ctypes.Structure):
     """The numbers that a kernel is given."""
 
     _fields_: ClassVar[Any] = [("at", ctypes.c_double * len(Hat._fields))]

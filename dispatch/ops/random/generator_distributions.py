@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dispatch.checks import as_array, as_python_ints, check_bool, check_int, check_number, shown
 from dispatch.errors import BadRequest
 from dispatch.keys import I64
-from dispatch.ops.random.drawn import (
+from dispatch.ops.random.distributions import (
     LARGEST_SHAPE,
     RandomBetaRequest,
     RandomBinomialRequest,
