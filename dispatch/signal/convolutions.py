@@ -15,7 +15,7 @@ from dispatch.errors import BadRequest
 from dispatch.keys import Choice, Dtype
 from dispatch.ops.fft import DftKind, dft
 from dispatch.ops.fft.request import result_dtype
-from dispatch.signal.home import at_home, copied
+from dispatch.signal.framework_operands import copy_view, framework_operands
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,17 +75,17 @@ def oaconvolve(
     long, short = (in1, in2), (first, second)
     if math.prod(first[axis] for axis in chosen) < math.prod(second[axis] for axis in chosen):
         long, short = long[::-1], short[::-1]
-    cuts = {axis: _Cut(short[0][axis], short[1][axis]) for axis in chosen}
+    cuts = {axis: _Segments(short[0][axis], short[1][axis]) for axis in chosen}
     if all(cut.pieces == 1 for cut in cuts.values()):
         return fftconvolve(in1, in2, wanted, chosen)
     full = {axis: first[axis] + second[axis] - 1 for axis in chosen}
-    with at_home(long=long[0], short=long[1]) as home:
-        made = _in_pieces(home.tensors[0], home.tensors[1], cuts, is_complex)
+    with framework_operands(long=long[0], short=long[1]) as operands:
+        made = _by_segments(operands.tensors[0], operands.tensors[1], cuts, is_complex)
         inside = tuple(slice(full.get(axis)) for axis in range(made.ndim))
-        return home.given(made[inside][_window(wanted, made[inside].shape, first, second, full)])
+        return operands.to_framework(made[inside][_window(wanted, made[inside].shape, first, second, full)])
 
 
-class _Cut:
+class _Segments:
     """How an axis of n elements is cut for a convolution with m: `pieces` of `size` that begin each `step`.
 
     `kept` is the first point of a piece's cyclic convolution that is right, and as many zeros are before the signal.
@@ -105,13 +105,13 @@ class _Cut:
         self.length = self.pieces * self.step + self.kept
 
 
-def _in_pieces(long: Tensor, short: Tensor, cuts: dict[int, _Cut], is_complex: bool) -> Tensor:
+def _by_segments(long: Tensor, short: Tensor, cuts: dict[int, _Segments], is_complex: bool) -> Tensor:
     """The full convolution, and what of its last pieces is beyond it; of tensors, along the axes that are cut."""
     rank, axes = long.ndim, tuple(cuts)
     lengths = [cuts[axis].length if axis in cuts else n for axis, n in enumerate(long.shape)]
     padded = long.device.zeros(tuple(lengths), long.dtype)
     starts = [cuts[axis].kept if axis in cuts else 0 for axis in range(rank)]
-    copied(long, padded[tuple(slice(start, start + n) for start, n in zip(starts, long.shape, strict=True))])
+    copy_view(long, padded[tuple(slice(start, start + n) for start, n in zip(starts, long.shape, strict=True))])
     steps = padded.element_strides
     extents = [cuts[axis].size if axis in cuts else n for axis, n in enumerate(long.shape)]
     numbers = [cut.pieces for cut in cuts.values()]
@@ -121,7 +121,7 @@ def _in_pieces(long: Tensor, short: Tensor, cuts: dict[int, _Cut], is_complex: b
     there, back = _kinds(is_complex)
     behind = tuple(len(cuts) + axis for axis in axes)
     spectra = dft(pieces, there, sizes, behind)
-    factors = dft(copied(short), there, sizes, axes)
+    factors = dft(copy_view(short), there, sizes, axes)
     wide = [max(m, n) for m, n in zip(spectra.shape[len(cuts) :], factors.shape, strict=True)]
     shape = (*spectra.shape[: len(cuts)], *wide)
     if shape != spectra.shape:  # what has one element along an axis is repeated there
@@ -134,7 +134,7 @@ def _in_pieces(long: Tensor, short: Tensor, cuts: dict[int, _Cut], is_complex: b
     for axis in range(rank):
         order += [axes.index(axis), len(cuts) + axis] if axis in cuts else [len(cuts) + axis]
     joined = tuple(cuts[axis].pieces * cuts[axis].step if axis in cuts else n for axis, n in enumerate(wide))
-    return copied(made.transpose(*order)).reshape(joined)
+    return copy_view(made.transpose(*order)).reshape(joined)
 
 
 def next_fast_len(target: int) -> int:

@@ -12,7 +12,7 @@ from dispatch.errors import BadRequest
 from dispatch.keys import BF16, C64, C128, F16, F32, F64, Choice
 from dispatch.ops.blas import dgmm, geam, gemv, ger, geru
 from dispatch.ops.fft.request import COMPUTED, WHOLE, DftKind, result_dtype
-from dispatch.signal.home import Home, copied
+from dispatch.signal.framework_operands import FrameworkOperands, copy_view
 
 if TYPE_CHECKING:
     from dispatch.device.layout import Array
@@ -22,17 +22,17 @@ __all__ = [
     "Boundary",
     "Frames",
     "Scaling",
-    "centred",
     "checked_axis",
-    "computed",
-    "extended",
     "frames_of",
-    "scaled",
+    "in_computed_precision",
+    "pad_signal",
+    "remove_means",
+    "scale_columns",
     "window_of",
 ]
 
-REALS = {**dict.fromkeys(WHOLE, F64), F16: F32, BF16: F32}
-USUAL = 256  # elements of a frame unless it is said
+REAL_DTYPES = {**dict.fromkeys(WHOLE, F64), F16: F32, BF16: F32}
+DEFAULT_SIZE = 256  # elements of a frame unless it is said
 
 
 class Boundary(Choice):
@@ -67,7 +67,7 @@ class Frames(NamedTuple):
 def frames_of(window: Any, nperseg: int | None, noverlap: int | None, nfft: int | None, most: int | None) -> Frames:
     """The frames that are asked for, of a signal of `most` elements if that is a limit; BadRequest for misfits."""
     given = None if isinstance(window, (str, tuple)) else window_array(window)
-    size = USUAL if nperseg is None else check_int("nperseg", nperseg, 1)
+    size = DEFAULT_SIZE if nperseg is None else check_int("nperseg", nperseg, 1)
     if given is not None:
         if nperseg is not None and size != given.size:
             raise BadRequest("nperseg", str(nperseg), f"{given.size}, as many as the window has")
@@ -90,7 +90,7 @@ def frames_of(window: Any, nperseg: int | None, noverlap: int | None, nfft: int 
 def window_array(window: Any) -> Array:
     """A window that is given as an array, or as a list of numbers; of any library, copied to the host."""
     is_plain = isinstance(window, (list, np.ndarray))
-    array = np.asarray(window) if is_plain else Home(window=window).tensors[0].numpy()
+    array = np.asarray(window) if is_plain else FrameworkOperands(window=window).tensors[0].numpy()
     if array.ndim != 1 or not array.size or array.dtype.kind not in "fiu":
         raise BadRequest("window", f"{array.dtype}{list(array.shape)}", "a name, or real numbers along one axis")
     return array.astype(np.float64)
@@ -118,17 +118,17 @@ def window_of(x: Tensor, frames: Frames, factor: float) -> Tensor:
     return x.device.array((frames.window * factor).astype(COMPUTED[spectrum][0].numpy))
 
 
-def computed(x: Tensor, *, is_needed: bool) -> Tensor:
+def in_computed_precision(x: Tensor, *, is_needed: bool) -> Tensor:
     """A signal in the precision that it is computed in; only where it is needed, for the host converts it."""
-    kind = REALS.get(x.dtype, x.dtype)
+    kind = REAL_DTYPES.get(x.dtype, x.dtype)
     return x.astype(kind) if is_needed and kind is not x.dtype else x
 
 
-def checked_axis(name: str, x: Tensor, axis: int, said: str = "axis") -> int:
+def checked_axis(name: str, x: Tensor, axis: int, axis_name: str = "axis") -> int:
     """An axis from 0 on; BadRequest where a signal has no such one, or no elements."""
     if x.ndim == 0:
         raise BadRequest(name, str(x.layout), "one axis or more", "x[None] adds one")
-    axis = check_int(said, axis, -x.ndim, x.ndim - 1)
+    axis = check_int(axis_name, axis, -x.ndim, x.ndim - 1)
     if result_dtype(x.dtype, DftKind.C2C) is None:
         raise BadRequest(name, str(x.layout), "c64, c128, f32, f64, f16, bf16 or whole numbers")
     if not x.size:
@@ -136,7 +136,7 @@ def checked_axis(name: str, x: Tensor, axis: int, said: str = "axis") -> int:
     return axis % x.ndim
 
 
-def extended(x: Tensor, before: int, behind: int, boundary: Boundary | str | None) -> Tensor:
+def pad_signal(x: Tensor, before: int, behind: int, boundary: Boundary | str | None) -> Tensor:
     """A signal along the last axis of (batch, n), dense, with as many elements before, and `behind` zeros at the end.
 
     `boundary` says what stands before and behind for `before` elements each; None for nothing.
@@ -144,7 +144,7 @@ def extended(x: Tensor, before: int, behind: int, boundary: Boundary | str | Non
     batch, n = x.shape
     side = before if boundary is not None else 0
     made = x.device.zeros((batch, n + 2 * side + behind), x.dtype)
-    copied(x, made[:, side : side + n])
+    copy_view(x, made[:, side : side + n])
     kind = None if boundary is None else check_enum("boundary", boundary, Boundary)
     if kind in (None, Boundary.ZEROS) or not side:
         return made
@@ -159,21 +159,21 @@ def extended(x: Tensor, before: int, behind: int, boundary: Boundary | str | Non
         (made[:, side + n : n + 2 * side], x[:, n - 1 :], mirrors[1]),
     )
     for place, end, mirror in ends:
-        copied(mirror if kind is Boundary.EVEN else end.strided((batch, side), (end.element_strides[0], 0)), place)
+        copy_view(mirror if kind is Boundary.EVEN else end.strided((batch, side), (end.element_strides[0], 0)), place)
         if kind is Boundary.ODD:
-            geam(place, copied(mirror), alpha=2.0, beta=-1.0, out=place)
+            geam(place, copy_view(mirror), alpha=2.0, beta=-1.0, out=place)
     return made
 
 
-def scaled(rows: Tensor, factors: Tensor) -> Tensor:
+def scale_columns(rows: Tensor, factors: Tensor) -> Tensor:
     """Each column of (m, n) times a number of its own, in memory of its own."""
     return dgmm(rows, factors, side="right", out=rows.device.empty(rows.shape, rows.dtype))
 
 
-def centred(frames: Tensor) -> Tensor:
+def remove_means(frames: Tensor) -> Tensor:
     """Frames without the mean of each, in memory of their own."""
     size = frames.shape[-1]
-    own = copied(frames)
+    own = copy_view(frames)
     rows = own.reshape(-1, size)
     ones = frames.device.array(np.ones(size, frames.dtype.numpy))
     means = gemv(rows, ones, alpha=1 / size)

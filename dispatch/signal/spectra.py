@@ -20,15 +20,15 @@ from dispatch.ops.reduction import reduce
 from dispatch.signal.frames import (
     Boundary,
     Scaling,
-    centred,
     checked_axis,
-    computed,
-    extended,
     frames_of,
-    scaled,
+    in_computed_precision,
+    pad_signal,
+    remove_means,
+    scale_columns,
     window_of,
 )
-from dispatch.signal.home import at_home, copied
+from dispatch.signal.framework_operands import copy_view, framework_operands
 
 if TYPE_CHECKING:
     from dispatch.device.layout import Array
@@ -59,20 +59,20 @@ def stft(
     the host, which waits for a GPU, where `detrend` or boundary="odd" computes with them. Raises BadRequest for frames
     that do not fit. Follows https://docs.scipy.org/doc/scipy/reference/generated/scipy.signal.stft.html.
     """
-    with at_home(x=x) as home:
-        given = home.tensors[0]
+    with framework_operands(x=x) as operands:
+        given = operands.tensors[0]
         place = checked_axis("x", given, axis)
         for name, choice in (("return_onesided", return_onesided), ("padded", padded)):
             check_bool(name, choice)
-        given = computed(given, is_needed=detrend is not False or boundary in ("odd", Boundary.ODD))
+        given = in_computed_precision(given, is_needed=detrend is not False or boundary in ("odd", Boundary.ODD))
         frames = frames_of(window, nperseg, noverlap, nfft, given.shape[place])
         factor = math.sqrt(_scale(frames, fs, scaling))
         rest = _last(given, place)
-        lines = copied(rest).reshape(-1, rest.shape[-1])
+        lines = copy_view(rest).reshape(-1, rest.shape[-1])
         side = frames.size // 2 if boundary is not None else 0
         n = lines.shape[1] + 2 * side
         behind = -(n - frames.size) % frames.step % frames.size if padded else 0
-        lines = extended(lines, frames.size // 2, behind, boundary)
+        lines = pad_signal(lines, frames.size // 2, behind, boundary)
         spectra, frequencies = _spectra(lines, frames, fs, detrend, return_onesided, factor)
         middle = frames.size / 2 if boundary is None else 0.0
         times = (np.arange(spectra.shape[1]) * frames.step + middle) / fs
@@ -80,7 +80,7 @@ def stft(
         order = [*range(made.ndim - 2), made.ndim - 2]
         order.insert(place, made.ndim - 1)
         f, t = (given.device.array(one) for one in (frequencies, times))
-        return home.given(f), home.given(t), home.given(made.transpose(*order))
+        return operands.to_framework(f), operands.to_framework(t), operands.to_framework(made.transpose(*order))
 
 
 def welch(
@@ -101,14 +101,14 @@ def welch(
     BadRequest for frames that do not fit. Follows
     https://docs.scipy.org/doc/scipy/reference/generated/scipy.signal.welch.html, with average="mean".
     """
-    with at_home(x=x) as home:
-        given = home.tensors[0]
+    with framework_operands(x=x) as operands:
+        given = operands.tensors[0]
         place = checked_axis("x", given, axis)
         check_bool("return_onesided", return_onesided)
-        given = computed(given, is_needed=detrend is not False)
+        given = in_computed_precision(given, is_needed=detrend is not False)
         frames = frames_of(window, nperseg, noverlap, nfft, given.shape[place])
         rest = _last(given, place)
-        lines = copied(rest).reshape(-1, rest.shape[-1])
+        lines = copy_view(rest).reshape(-1, rest.shape[-1])
         count = (lines.shape[1] - frames.size) // frames.step + 1
         factor = math.sqrt(_scale(frames, fs, scaling) / count)
         spectra, frequencies = _spectra(lines, frames, fs, detrend, return_onesided, factor)
@@ -121,11 +121,11 @@ def welch(
             doubled[0] = 1
             if frames.points % 2 == 0:
                 doubled[-1] = 1
-            made = scaled(made, given.device.array(doubled.astype(norms.dtype.numpy)))
+            made = scale_columns(made, given.device.array(doubled.astype(norms.dtype.numpy)))
         made = made.reshape(*rest.shape[:-1], norms.shape[1])
         order = [*range(made.ndim - 1)]
         order.insert(place, made.ndim - 1)
-        return home.given(given.device.array(frequencies)), home.given(made.transpose(*order))
+        return operands.to_framework(given.device.array(frequencies)), operands.to_framework(made.transpose(*order))
 
 
 def istft(
@@ -150,8 +150,8 @@ def istft(
     Raises BadRequest for frames that do not fit, and where windows that overlap leave an element without any weight
     (SciPy warns). Follows https://docs.scipy.org/doc/scipy/reference/generated/scipy.signal.istft.html.
     """
-    with at_home(Zxx=Zxx) as home:
-        given = home.tensors[0]
+    with framework_operands(Zxx=Zxx) as operands:
+        given = operands.tensors[0]
         for name, choice in (("input_onesided", input_onesided), ("boundary", boundary)):
             check_bool(name, choice)
         times = checked_axis("Zxx", given, time_axis, "time_axis")
@@ -171,19 +171,19 @@ def istft(
         count = given.shape[times]
         weights = _weights(frames, count, boundary)
         others = [one for one in range(given.ndim) if one not in (times, freqs)]
-        spectra = copied(given.transpose(times, *others, freqs))
+        spectra = copy_view(given.transpose(times, *others, freqs))
         kind = DftKind.C2R if input_onesided else DftKind.C2C
         pieces = dft(spectra, kind, frames.points, -1, inverse=True)
         lines = _added(pieces.reshape(count, -1, frames.points), frames)
         scale = 1 / math.sqrt(_scale(frames, fs, scaling))
-        lines = scaled(lines, given.device.array((scale / weights).astype(lines.dtype.numpy)))
+        lines = scale_columns(lines, given.device.array((scale / weights).astype(lines.dtype.numpy)))
         side = frames.size // 2 if boundary else 0
-        made = copied(lines[:, side : lines.shape[1] - side])
+        made = copy_view(lines[:, side : lines.shape[1] - side])
         t = given.device.array(np.arange(made.shape[1]) / fs)
         made = made.reshape(*(given.shape[one] for one in others), made.shape[1])
         order = [*range(made.ndim - 1)]
         order.insert(times - (freqs < times), made.ndim - 1)
-        return home.given(t), home.given(made.transpose(*order))
+        return operands.to_framework(t), operands.to_framework(made.transpose(*order))
 
 
 def _last(x: Tensor, axis: int) -> Tensor:
@@ -217,7 +217,7 @@ def _spectra(
     one_sided = one_sided and not lines.dtype.is_complex
     window = window_of(lines, frames, factor)
     kind = DftKind.R2C if one_sided else DftKind.C2C
-    made = dft(centred(cut) if detrend else cut, kind, frames.points, -1, factors=window)
+    made = dft(remove_means(cut) if detrend else cut, kind, frames.points, -1, factors=window)
     frequencies = (np.fft.rfftfreq if one_sided else np.fft.fftfreq)(frames.points, 1 / fs)
     return made, frequencies
 
@@ -250,7 +250,7 @@ def _added(pieces: Tensor, frames: Frames) -> Tensor:
     count, batch, points = pieces.shape
     step, size, device = frames.step, frames.size, pieces.device
     rows = pieces.reshape(count * batch, points)[:, :size]
-    rows = scaled(rows, device.array(frames.window.astype(pieces.dtype.numpy)))
+    rows = scale_columns(rows, device.array(frames.window.astype(pieces.dtype.numpy)))
     parts = -(-size // step)
     sums = device.zeros((count + parts - 1, batch, step), pieces.dtype)
     flat = sums.reshape(-1, step)
@@ -258,5 +258,5 @@ def _added(pieces: Tensor, frames: Frames) -> Tensor:
         width = min(step, size - part * step)
         place = flat[part * batch : (part + count) * batch, :width]
         geam(rows[:, part * step : part * step + width], place, alpha=1.0, beta=1.0, out=place)
-    dense = copied(sums.transpose(1, 0, 2)).reshape(batch, -1)
-    return copied(dense[:, : size + (count - 1) * step])
+    dense = copy_view(sums.transpose(1, 0, 2)).reshape(batch, -1)
+    return copy_view(dense[:, : size + (count - 1) * step])

@@ -1,4 +1,4 @@
-"""Operands of other libraries taken in, results given back to these, and copies of views on the device."""
+"""Arrays of other libraries as operands, results as arrays of the same library, and copies of views on the device."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from dispatch.device.frameworks.framework import Framework
     from dispatch.device.tensor import Tensor
 
-__all__ = ["Home", "at_home", "copied"]
+__all__ = ["FrameworkOperands", "copy_view", "framework_operands"]
 
 
-class Home:
-    """The library that a function's operands are of, if it is another one, and the tensors that stand for these."""
+class FrameworkOperands:
+    """The other library that a function's operands come from, if any, and tensors over the operands' memory."""
 
     def __init__(self, **operands: Any) -> None:
         self.framework: Framework | None = None
@@ -29,21 +29,21 @@ class Home:
             self.tensors.append(given if framework is None else framework.tensor(name, given))
             self.framework = self.framework or framework
 
-    def given(self, tensor: Tensor) -> Any:
-        """A result as that library has it."""
+    def to_framework(self, tensor: Tensor) -> Any:
+        """A result as an array of that library."""
         return tensor if self.framework is None else self.framework.wrapped(tensor)
 
 
 @contextmanager
-def at_home(**operands: Any) -> Iterator[Home]:
-    """Operands by their names; in here the stream is current that is so in their library."""
-    home = Home(**operands)
-    stream = None if home.framework is None else home.framework.stream(home.tensors[0].device)
+def framework_operands(**operands: Any) -> Iterator[FrameworkOperands]:
+    """Operands by name; within, the current stream is that of their library."""
+    found = FrameworkOperands(**operands)
+    stream = None if found.framework is None else found.framework.stream(found.tensors[0].device)
     with NULL_CONTEXT if stream is None else stream:
-        yield home
+        yield found
 
 
-def copied(source: Tensor, out: Tensor | None = None) -> Tensor:
+def copy_view(source: Tensor, out: Tensor | None = None) -> Tensor:
     """The elements of a view in a tensor of ours, dense unless it is given; on a GPU by a kernel, without waiting."""
     if out is None:
         out = source.device.empty(source.shape, source.dtype)
