@@ -236,7 +236,8 @@ def prepare(request: Request[R_co]) -> BoundCall[R_co]:
     """Bind a request to the calling thread's current stream; the result runs it again without selecting a row.
 
     Over operands of torch or CuPy that is the current stream of their library. Outputs that the request leaves open are
-    allocated here, once. Raises as `run` does.
+    allocated here, once: each call writes them again, so who calls it from several threads gives each its own `out`.
+    Raises as `run` does.
     """
     check_request(request)
     with on_framework_stream(request):

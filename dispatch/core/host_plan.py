@@ -132,6 +132,8 @@ def numpy_plan(formula: Formula, request: Request, executor: object, row: Row) -
 @names_arguments
 def numpy_call(formula: Formula) -> Callable[[Request, object, Row], NumpyPlan]:
     """The `call` of a host row, made from the formula of its op."""
+    if not callable(formula):
+        raise BadRow(f"a formula is a function of a request and a NumPy dtype, not {formula!r:.80}")
 
     def call(request: Request, executor: object, row: Row) -> NumpyPlan:
         """A plan that computes with NumPy."""

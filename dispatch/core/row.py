@@ -209,6 +209,8 @@ class Table:
 
     def unregister(self, row: Row) -> None:
         """Take a row out again; BadRow where it is not in the table."""
+        if not isinstance(row, Row):
+            raise BadRow(f"{row!r:.80} is a {type(row).__name__}, not a Row of the table")
         with self.lock:
             left = tuple(r for r in self._rows if r != row or r.name != row.name)  # its variant is in its name alone
             if len(left) == len(self._rows):

@@ -7,6 +7,7 @@ side; actor.py is the other one.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from dataclasses import fields as fields_of
@@ -77,7 +78,7 @@ class RemoteTensor:
         return _unpickle_handle, (self._reference, self._actor)
 
     def __del__(self) -> None:
-        if self._is_owner and ray().is_initialized():
+        if self._is_owner and not sys.is_finalizing() and ray().is_initialized():
             self._actor.release.remote(self.generation, [self._reference.key])
 
     def __repr__(self) -> str:
@@ -143,10 +144,10 @@ class RayFuture:
         return self._handles
 
     def __del__(self) -> None:
-        if self._keeper is not None and self._handles is None and ray().is_initialized():
-            self._keeper._actor.drop.remote(
-                [self.ref]
-            )  # nobody has read it; in a list, because Ray would wait for a plain argument
+        if self._keeper is None or self._handles is not None or sys.is_finalizing():
+            return
+        if ray().is_initialized():  # nobody has read it; in a list, because Ray would wait for a plain argument
+            self._keeper._actor.drop.remote([self.ref])
 
 
 class RaySupervisor:

@@ -170,7 +170,7 @@ class Supervisor:
                 DeadlineExceeded. With "process", a request that still runs `hang_seconds` later is ended.
             worker: the number of the worker to run it, or several numbers, of which the one with the least to do is
                 taken; by default all.
-            priority: -1, 0 or 1; the smaller goes first.
+            priority: -1, 0 or 1; the smaller goes first. With "process" it does not pass what was sent to the child.
             after: futures of earlier requests, at any worker. It runs after them, ordered by events between streams,
                 and fails with DependencyFailed if one of them fails.
 

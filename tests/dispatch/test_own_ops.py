@@ -232,6 +232,20 @@ def test_a_launch_that_cannot_be_says_why(launch, text):
         dp.Kernel("", "f", lambda _: launch)(None, None, None)
 
 
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: dp.numpy_call(None), "a formula is a function of a request and a NumPy dtype, not None"),
+        (lambda: dp.Kernel(None, "f", lambda _: None), "its source, its name and a function .*: got None, 'f'"),
+        (lambda: dp.Kernel("", "f", None), "a function that returns the Launch of a request"),
+        (lambda: dp.TABLE.unregister("clamp"), "'clamp' is a str, not a Row of the table"),
+    ],
+)
+def test_what_is_no_function_or_row_is_told_where_it_is_given(make, text):
+    with pytest.raises(BadRow, match=text):
+        make()
+
+
 def test_options_are_several():
     with pytest.raises(BadRow, match=r"write \('-DN=3',\)"):
         dp.Kernel("", "f", lambda _: None, options="-DN=3")

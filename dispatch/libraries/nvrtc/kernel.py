@@ -72,6 +72,10 @@ class Kernel:
     def __init__(
         self, source: str, function: str, launch: Callable[[Any], Launch], options: Sequence[str] = ("-std=c++17",)
     ) -> None:
+        given: tuple[Any, ...] = source, launch
+        if not isinstance(given[0], str) or not callable(given[1]):
+            wanted = "its source, its name and a function that returns the Launch of a request"
+            raise BadRow(f"a kernel is made of {wanted}: got {source!r:.40}, {function!r:.40}, {launch!r:.40}")
         if isinstance(options, str):
             raise BadRow(f"options are several strings, not {options!r}: write ({options!r},)")
         self.source, self.function, self.launch, self.options = source, function, launch, tuple(options)

@@ -274,9 +274,11 @@ def _in_use(names):
 
 
 def test_abort_ends_a_kernel_that_waits(two):
+    both = threading.Barrier(2)
+
     def run(world):
         total(world)  # connections are made
-        world.communicator.meet()  # both have read that sum, which an abort takes back
+        both.wait(30)  # both have read that sum, which an abort takes back
         if world.rank:
             until = time.monotonic() + 20  # it is told, and waits for no deadline
             while world.communicator.error is None and time.monotonic() < until:
