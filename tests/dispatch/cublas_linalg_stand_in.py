@@ -14,7 +14,7 @@ from dispatch.libraries.cublas.calls import Constant, Operand
 from dispatch.libraries.cusolver.row_permutations import MOST_SHARED, PermuteMode
 from dispatch.ops.linalg.packed import expanded
 from dispatch.ops.linalg.reference import lapack
-from dispatch.ops.linalg.residuals import reflected
+from dispatch.ops.linalg.residuals import product_of_reflections
 
 base = None  # the stand-in of cuSOLVER, whose helpers these use
 
@@ -360,4 +360,4 @@ class FormQ:
             h, target = (base.of_batch(matrix, addresses, number) for matrix in (factors, q))
             at = addresses[tau.operand] + tau.offset + number * tau.batch_stride
             found = base.strided(at, q.dtype.numpy, (tau.batch_stride // size,), (1,))
-            target[...] = reflected(h, found)[:, : q.cols]
+            target[...] = product_of_reflections(h, found)[:, : q.cols]

@@ -25,19 +25,19 @@ from dispatch.ops.linalg.forms import (
     F,
     Form,
     chosen,
-    half,
-    in_single,
-    lay,
+    for_single_precision,
     matrix,
     mixed,
     normal,
+    one_triangle,
+    place_on_device,
 )
 from dispatch.ops.linalg.reference import evaluate
 from dispatch.ops.linalg.refined_forms import REFINED_FORMS
 from dispatch.ops.linalg.residuals import ResidualCheck
 from dispatch.ops.linalg.rules import MOST_ROWS
 from dispatch.ops.linalg.small_forms import SMALL_FORMS
-from dispatch.ops.linalg.spectral_forms import HERMITIAN, SPECTRAL_FORMS, second, settled
+from dispatch.ops.linalg.spectral_forms import HERMITIAN, SPECTRAL_FORMS, matrices_b, with_subset_bounds
 from dispatch.ops.linalg.symmetric_forms import SYMMETRIC_FORMS, forms_of, kind_of, symmetric
 from dispatch.testing.check import MadeCase, place
 from dispatch.testing.memory import poison
@@ -174,11 +174,13 @@ def cases(row: Row) -> list[MadeCase]:
         usual, own = next(iter(DRIVERS[row.op])), driver_of(row)
         forms = tuple(form for form in forms if dict(form.choices).get("driver", usual) is own)
     if row.dtypes[0] in (F32, C64):
-        forms = tuple(in_single(form) if by_the_least(row.op, form) else form for form in forms)
+        forms = tuple(
+            for_single_precision(form) if depends_on_least_singular_value(row.op, form) else form for form in forms
+        )
     return MadeCase.each(row, forms, check)
 
 
-def by_the_least(op: str, form: Form) -> bool:
+def depends_on_least_singular_value(op: str, form: Form) -> bool:
     """Whether it hangs on the least singular value what is right: roundoff of single precision may hide much of it."""
     choices = dict(form.choices)
     if op == "inv":
@@ -227,10 +229,10 @@ def operands(op: str, form: Form, dtype: Any, rng: np.random.Generator) -> dict[
     if is_half:
         name = KINDS[op].reads[0]
         lower = assumed is ops.InverseKind.LOWER if is_triangle else choices["lower"]
-        halves = [half(a[index], lower=lower) for index in np.ndindex(form.batch)]
+        halves = [one_triangle(a[index], lower=lower) for index in np.ndindex(form.batch)]
         found[name] = np.reshape(halves, a.shape) if halves else a
     if op == "generalized_eigh":
-        found["b"] = second(form, dtype, rng)
+        found["b"] = matrices_b(form, dtype, rng)
     elif op == "ormqr":
         extents = (form.rows, form.right) if choices["side"] is ops.QrSide.LEFT else (form.right, form.rows)
         found["c"] = normal(rng, dtype, (*form.batch, *extents))
@@ -255,22 +257,25 @@ def _on_host(values: Array) -> Any:
 def check(op: str, dtype: Any, form: Form, name: str, device: Device, rng: np.random.Generator) -> Check:
     """A request of a form with fresh operands, and what is to come out."""
     given = operands(op, form, dtype, rng)
-    laid = {
-        n: place(device, v) if v.ndim == 1 or n in VECTORS else lay(device, v, form.order) for n, v in given.items()
+    memories = {
+        n: place(device, v) if v.ndim == 1 or n in VECTORS else place_on_device(device, v, form.order)
+        for n, v in given.items()
     }
-    choices = settled(op, dict(form.choices), given)
-    request = KINDS[op](**{n: memory.view for n, memory in laid.items()}, **choices)
+    choices = with_subset_bounds(op, dict(form.choices), given)
+    request = KINDS[op](**{n: memory.view for n, memory in memories.items()}, **choices)
     expected, written = evaluate(request, EXACT), []
     if form.out != "open":
         given_outputs = {}
         for output, made in request.outputs().items():
             over = next((read for one, read in request.in_place if one == output), None)
             if form.out == "in place" and over is not None:
-                memory = laid[over]
+                memory = memories[over]
             elif output in VECTORS or len(made.shape) == 1:
                 memory = place(device, poison(made.dtype, made.shape))
             else:
-                memory = lay(device, poison(made.dtype, made.shape), "rows" if form.out == "in place" else form.out)
+                memory = place_on_device(
+                    device, poison(made.dtype, made.shape), "rows" if form.out == "in place" else form.out
+                )
             given_outputs[output] = memory.view
             written.append(memory)
         request = request.replace(**given_outputs)

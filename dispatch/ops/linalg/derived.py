@@ -219,7 +219,7 @@ class MatrixRankRequest(LinalgRequest["tuple[Tensor, Tensor]"]):
 
     def check_fields(self) -> None:
         check_matrix("a", self.a)
-        check_share(self.rtol)
+        check_rtol(self.rtol)
         check_dense("rank", self.rank)
         check_dense("info", self.info)
 
@@ -253,7 +253,7 @@ class PinvRequest(LinalgRequest["tuple[Tensor, Tensor]"]):
 
     def check_fields(self) -> None:
         check_matrix("a", self.a)
-        check_share(self.rtol)
+        check_rtol(self.rtol)
         check_dense("info", self.info)
 
     def outputs(self) -> dict[str, Output]:
@@ -301,7 +301,7 @@ class LstsqRequest(LinalgRequest["tuple[Tensor, ...]"]):
     def check_fields(self) -> None:
         check_matrix("a", self.a)
         check_values(self.b, self.a)
-        check_share(self.rtol)
+        check_rtol(self.rtol)
         if self.rtol is not None and self.driver is LstsqDriver.GELS:
             raise BadRequest("rtol", shown(self.rtol), "None with driver gels", "gelss looks at singular values")
         for name in self.writes[1:]:
@@ -320,7 +320,7 @@ class LstsqRequest(LinalgRequest["tuple[Tensor, ...]"]):
         return found | {"info": self.info_output()}
 
 
-def check_share(rtol: float | None, name: str = "rtol") -> None:
+def check_rtol(rtol: float | None, name: str = "rtol") -> None:
     """BadRequest unless a share of the largest singular value is one, or left open."""
     if rtol is not None:
         check_number(name, rtol, low=0.0, high=1.0)

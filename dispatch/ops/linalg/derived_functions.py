@@ -10,7 +10,7 @@ import numpy as np
 from dispatch.checks import shown
 from dispatch.errors import BadRequest
 from dispatch.ops import linalg as ops
-from dispatch.ops.linalg.derived import InverseKind, LstsqDriver, NormOrder, check_share
+from dispatch.ops.linalg.derived import InverseKind, LstsqDriver, NormOrder, check_rtol
 from dispatch.ops.linalg.status import NOT_POSITIVE, checked
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def lstsq(
     Singular values up to `cond` times the largest count as 0, with "gelss" alone. Residuals are empty where there are
     no more rows than columns, as NumPy's are; unlike these, they are there whatever the rank.
     """
-    check_share(cond, "cond")
+    check_rtol(cond, "cond")
     results = ops.lstsq(a, b, driver=driver, rtol=cond)
     is_svd = len(results) > 3
     said = {} if is_svd else {"meaning": ZERO_IN_R, "hint": 'driver="gelss" takes a matrix of any rank'}

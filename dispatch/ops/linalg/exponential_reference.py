@@ -37,7 +37,7 @@ def expm(request: ExpmRequest, a: Array) -> dict[str, Any]:
         return {"out": a, "info": TOO_LARGE}
     theta = THETA[F32 if a.real.dtype == np.float32 else F64]
     squarings = max(0, ceil(log2(norm / theta))) if norm else 0
-    lu, p = sides(a * a.real.dtype.type(2.0**-squarings))
+    lu, p = pade_denominator_and_numerator(a * a.real.dtype.type(2.0**-squarings))
     lu, pivots, status = lapack("getrf", a.dtype)(lu)
     if status:
         return {"out": a, "info": SINGULAR + status}
@@ -47,7 +47,7 @@ def expm(request: ExpmRequest, a: Array) -> dict[str, Any]:
     return {"out": x, "info": 0}
 
 
-def sides(a: Array) -> tuple[Array, Array]:
+def pade_denominator_and_numerator(a: Array) -> tuple[Array, Array]:
     """Padé's denominator and numerator, of degree 13 in double precision and of degree 7 in single precision."""
     real = a.real.dtype
     degree = 7 if real == np.float32 else 13

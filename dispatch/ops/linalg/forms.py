@@ -27,12 +27,12 @@ __all__ = [
     "F",
     "Form",
     "chosen",
-    "half",
-    "in_single",
-    "lay",
+    "for_single_precision",
     "matrix",
     "mixed",
     "normal",
+    "one_triangle",
+    "place_on_device",
 ]
 
 
@@ -92,7 +92,7 @@ def chosen(forms: tuple[Form, ...], name: str, *values: Any) -> tuple[Form, ...]
 EVERY = (*SQUARE[:6], SQUARE[10], *OBLONG, *RANKS)
 
 
-def in_single(form: Form) -> Form:
+def for_single_precision(form: Form) -> Form:
     """A form whose least singular value single precision can tell, where it hangs on that whether a result is right."""
     if form.kind == "hilbert":
         return form._replace(rows=4, cols=4)
@@ -195,13 +195,13 @@ def mixed(n: int, dtype: Any, rng: np.random.Generator, number: int) -> Array:
     return made
 
 
-def half(a: Array, *, lower: bool) -> Array:
+def one_triangle(a: Array, *, lower: bool) -> Array:
     """One triangle of a Hermitian matrix; NaN in the other, which nobody may read."""
     kept = np.tri(len(a), dtype=np.bool_) if lower else np.tri(len(a), dtype=np.bool_).T
     return np.asarray(np.where(kept, a, np.nan))
 
 
-def lay(device: Device, values: Array, order: str) -> GuardedBuffer:
+def place_on_device(device: Device, values: Array, order: str) -> GuardedBuffer:
     """Values on a device in rows, in columns, or with gaps between all elements of a row; guards around them."""
     if order != "strided":
         return GuardedBuffer.lay(device, values, columns=order == "columns", padding=3, guard=1)

@@ -54,13 +54,13 @@ __all__ = [
 ]
 
 
-def place(name: str, operand: Any, overwrite: bool) -> Any:
-    """The operand where its memory is to take the result, as an argument of that name says, else None."""
+def overwritten(name: str, operand: Any, overwrite: bool) -> Any:
+    """The operand as `out` if the argument of that name says to overwrite it, else None."""
     check_bool(name, overwrite)
     return operand if overwrite else None
 
 
-def pair(name: str, given: Any, wanted: str) -> tuple[Any, Any]:
+def check_pair(name: str, given: Any, wanted: str) -> tuple[Any, Any]:
     """Two things in a tuple or a list; BadRequest for anything else."""
     if not isinstance(given, (tuple, list)) or len(given) != 2:  # a pair
         raise BadRequest(
@@ -74,14 +74,14 @@ def cholesky(a: Any, lower: bool = False, overwrite_a: bool = False, *, check: b
 
     With `overwrite_a` it is put into the memory of `a`. With `check=False` (factor, info) comes back; nothing waits.
     """
-    results = ops.cholesky(a, lower=lower, out=place("overwrite_a", a, overwrite_a))
+    results = ops.cholesky(a, lower=lower, out=overwritten("overwrite_a", a, overwrite_a))
     return checked("cholesky", results, check=check)
 
 
 def cho_solve(c_and_lower: tuple[Any, bool], b: Any, overwrite_b: bool = False) -> Any:  # SciPy's
     """The x of A·x = b from (factor, lower); nothing can fail."""
-    c, lower = pair("c_and_lower", c_and_lower, "(factor, lower), as in (cholesky(a), False)")
-    return ops.cho_solve(c, b, lower=lower, out=place("overwrite_b", b, overwrite_b))
+    c, lower = check_pair("c_and_lower", c_and_lower, "(factor, lower), as in (cholesky(a), False)")
+    return ops.cho_solve(c, b, lower=lower, out=overwritten("overwrite_b", b, overwrite_b))
 
 
 def lu_factor(a: Any, overwrite_a: bool = False, *, check: bool = True) -> Any:  # SciPy's
@@ -89,7 +89,7 @@ def lu_factor(a: Any, overwrite_a: bool = False, *, check: bool = True) -> Any: 
 
     A matrix of more rows than columns, or of fewer, is never singular: of those no status is checked.
     """
-    results = ops.lu_factor(a, out=place("overwrite_a", a, overwrite_a))
+    results = ops.lu_factor(a, out=overwritten("overwrite_a", a, overwrite_a))
     shape = results[0].shape
     if check and shape[-1] != shape[-2]:
         return results[:2]
@@ -98,8 +98,8 @@ def lu_factor(a: Any, overwrite_a: bool = False, *, check: bool = True) -> Any: 
 
 def lu_solve(lu_and_pivots: tuple[Any, Any], b: Any, trans: int = 0, overwrite_b: bool = False) -> Any:  # SciPy's
     """The x of A·x = b, Aᵀ·x = b or Aᴴ·x = b (`trans` 0, 1, 2) from what `lu_factor` gave."""
-    lu, pivots = pair("lu_and_pivots", lu_and_pivots, "(lu, pivots), as lu_factor gives them")
-    return ops.lu_solve(lu, pivots, b, trans=trans, out=place("overwrite_b", b, overwrite_b))
+    lu, pivots = check_pair("lu_and_pivots", lu_and_pivots, "(lu, pivots), as lu_factor gives them")
+    return ops.lu_solve(lu, pivots, b, trans=trans, out=overwritten("overwrite_b", b, overwrite_b))
 
 
 def solve(
@@ -119,7 +119,7 @@ def solve(
     into the memory of `b`.
     """
     check_bool("overwrite_a", overwrite_a)
-    out = place("overwrite_b", b, overwrite_b)
+    out = overwritten("overwrite_b", b, overwrite_b)
     results = ops.solve(a, b, assume_a=assume_a, lower=lower, autotune=autotune, out=out)
     kind = assume_a if isinstance(assume_a, ops.MatrixKind) else ops.MatrixKind.named(str(assume_a))
     said = {}

@@ -11,12 +11,22 @@ if TYPE_CHECKING:
 
     from dispatch.device.layout import Array
 
-__all__ = ["THRESHOLD", "norm", "of", "of_iteration", "solution", "transformed", "unitary", "whole", "zeros"]
+__all__ = [
+    "THRESHOLD",
+    "hermitian_matrix",
+    "norm",
+    "orthonormality_error",
+    "scaled_error",
+    "scaled_iteration_error",
+    "solve_errors",
+    "standard_form",
+    "zero_or_inf",
+]
 
 THRESHOLD = 30.0  # what LAPACK's testers allow
 
 
-def whole(a: Array, *, lower: bool) -> Array:
+def hermitian_matrix(a: Array, *, lower: bool) -> Array:
     """The Hermitian matrix of which a triangle is given; its diagonal is real."""
     below = a if lower else a.conj().T
     strict = np.where(np.tri(len(a), k=-1, dtype=np.bool_), below, 0)
@@ -29,12 +39,12 @@ def norm(x: Array) -> float:
     return float(np.abs(x).sum(axis=0).max()) if x.size else 0.0
 
 
-def of(error: Array, size: float, eps: float, n: int) -> float:
+def scaled_error(error: Array, size: float, eps: float, n: int) -> float:
     """An error in units of n·eps of a size."""
     return 0.0 if not error.size else float(norm(error) / max(n * eps * size, np.finfo(np.float64).tiny))
 
 
-def of_iteration(error: Array, size: float, eps: float, n: int) -> float:
+def scaled_iteration_error(error: Array, size: float, eps: float, n: int) -> float:
     """An error in units of n·eps of a size, that of where the QR iteration of a bidiagonal matrix ends aside.
 
     LAPACK's bdsqr neglects what is below max(10, min(100, eps^(-1/8))) eps beside its neighbours, whatever n is: 99
@@ -42,20 +52,20 @@ def of_iteration(error: Array, size: float, eps: float, n: int) -> float:
     above 30 n·eps in 3, at most 32.8. Its testers allow 50, and of twice this eps.
     """
     ends = max(10.0, min(100.0, float(eps**-0.125)))
-    return of(error, size, eps, n) * n / (n + ends / THRESHOLD)
+    return scaled_error(error, size, eps, n) * n / (n + ends / THRESHOLD)
 
 
-def unitary(x: Array, eps: float) -> float:
+def orthonormality_error(x: Array, eps: float) -> float:
     """How far columns are from orthonormal."""
-    return of(x.conj().T @ x - np.eye(x.shape[1]), 1.0, eps, max(x.shape))
+    return scaled_error(x.conj().T @ x - np.eye(x.shape[1]), 1.0, eps, max(x.shape))
 
 
-def zeros(x: Array) -> float:
+def zero_or_inf(x: Array) -> float:
     """0 where all are 0, else infinity."""
     return 0.0 if not x.any() else np.inf
 
 
-def transformed(a: Array, b: Array, problem: int) -> Array:
+def standard_form(a: Array, b: Array, problem: int) -> Array:
     """The Hermitian matrix that has the eigenvalues of a pair: L⁻¹·A·L⁻ᴴ for problem 1, else Lᴴ·A·L, of B = L·Lᴴ."""
     factor = np.linalg.cholesky(b)
     if problem == 1:
@@ -67,10 +77,10 @@ def transformed(a: Array, b: Array, problem: int) -> Array:
     return found
 
 
-def solution(a: Array, b: Array, x: Array, eps: float) -> Iterator[tuple[str, float]]:
+def solve_errors(a: Array, b: Array, x: Array, eps: float) -> Iterator[tuple[str, float]]:
     """What is left of A·x = b, of each column."""
     b, x = (one[:, None] if one.ndim == 1 else one for one in (b, x))
     size, left = norm(a), a @ x - b
     for column in range(x.shape[1]):
         one = slice(column, column + 1)
-        yield f"b - A·x, column {column},", of(left[:, one], size * norm(x[:, one]), eps, len(a))
+        yield f"b - A·x, column {column},", scaled_error(left[:, one], size * norm(x[:, one]), eps, len(a))

@@ -78,7 +78,7 @@ def _matrix_norm(request: Any, a: Array) -> dict[str, Any]:
     return {"norm": np.linalg.norm(wide, ORDERS[request.order])}
 
 
-def _share(request: Any, a: Array) -> float:
+def _cutoff(request: Any, a: Array) -> float:
     """The share of the largest singular value up to which others count as 0: of the dtype that was given."""
     if request.rtol is not None:
         return float(request.rtol)
@@ -101,7 +101,7 @@ def _matrix_rank(request: Any, a: Array) -> dict[str, Any]:
     if not a.size:
         return {"rank": 0, "info": 0}
     _, s, _, info = _decomposed(a)
-    return {"rank": 0 if info else _reciprocals(s, _share(request, a))[1], "info": info}
+    return {"rank": 0 if info else _reciprocals(s, _cutoff(request, a))[1], "info": info}
 
 
 def _pinv(request: Any, a: Array) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def _pinv(request: Any, a: Array) -> dict[str, Any]:
     u, s, vh, info = _decomposed(a)
     if info:
         return {"out": 0, "info": info}
-    factors, _ = _reciprocals(s, _share(request, a))
+    factors, _ = _reciprocals(s, _cutoff(request, a))
     return {"out": (vh.conj().T * factors) @ u.conj().T, "info": 0}
 
 
@@ -133,7 +133,7 @@ def _lstsq(request: Any, a: Array, b: Array) -> dict[str, Any]:
         u, s, vh, info = _decomposed(a)
         if info:
             return {**dict.fromkeys(("out", "residuals", "s", "rank"), 0), "info": info}
-        factors, rank = _reciprocals(s, _share(request, a))
+        factors, rank = _reciprocals(s, _cutoff(request, a))
         nothing |= {"rank": rank, "s": s}
         x = vh.conj().T @ (factors[:, None] * (u.conj().T @ side))
     elif a.size and side.size:

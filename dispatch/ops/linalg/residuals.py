@@ -13,7 +13,15 @@ import numpy as np
 
 from dispatch.ops.linalg.base import real_of
 from dispatch.ops.linalg.multiply import QrSide
-from dispatch.ops.linalg.norms import THRESHOLD, norm, of, solution, unitary, whole, zeros
+from dispatch.ops.linalg.norms import (
+    THRESHOLD,
+    hermitian_matrix,
+    norm,
+    orthonormality_error,
+    scaled_error,
+    solve_errors,
+    zero_or_inf,
+)
 from dispatch.ops.linalg.packed import mirrored
 from dispatch.ops.linalg.reference import RIGHT_EVEN_SO
 from dispatch.ops.linalg.request import MatrixKind, QrMode
@@ -109,7 +117,7 @@ def residuals(request: Any, given: dict[str, Array], found: dict[str, Array]) ->
     if request.op in ("cholesky", "eigh", "generalized_eigh") or (
         request.op == "solve" and request.assume_a is MatrixKind.POS
     ):
-        a = whole(a, lower=request.lower)
+        a = hermitian_matrix(a, lower=request.lower)
     elif request.op == "solve" and request.assume_a is not MatrixKind.GEN:
         a = mirrored(a, lower=request.lower, hermitian=request.assume_a is MatrixKind.HER)
     eps = ROUNDOFF[real_of(request.matrices.dtype)][0]
@@ -119,18 +127,18 @@ def residuals(request: Any, given: dict[str, Array], found: dict[str, Array]) ->
 def _cholesky(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
     del given
     f = found["out"]
-    yield "what is in the other triangle", zeros(np.triu(f, 1) if request.lower else np.tril(f, -1))
+    yield "what is in the other triangle", zero_or_inf(np.triu(f, 1) if request.lower else np.tril(f, -1))
     made = f @ f.conj().T if request.lower else f.conj().T @ f
-    yield "A - L·Lᴴ", of(made - a, norm(a), eps, len(a))
+    yield "A - L·Lᴴ", scaled_error(made - a, norm(a), eps, len(a))
 
 
 def _cho_solve(request: Any, c: Array, given: Any, found: Any, eps: float) -> Ratios:
     f = np.tril(c) if request.lower else np.triu(c)
     a = f @ f.conj().T if request.lower else f.conj().T @ f
-    yield from solution(a, given["b"], found["out"], eps)
+    yield from solve_errors(a, given["b"], found["out"], eps)
 
 
-def exchanged(rows: int, pivots: Array) -> Array:
+def permutation_of_pivots(rows: int, pivots: Array) -> Array:
     """The order of rows that pivots, counted from 1, make of theirs."""
     order = np.arange(rows)
     for place, pivot in enumerate(pivots):
@@ -139,7 +147,7 @@ def exchanged(rows: int, pivots: Array) -> Array:
     return order
 
 
-def parts(lu: Array) -> tuple[Array, Array]:
+def lu_factors(lu: Array) -> tuple[Array, Array]:
     """L and U."""
     least = min(lu.shape)
     return np.tril(lu[:, :least], -1) + np.eye(len(lu), least), np.triu(lu[:least])
@@ -147,11 +155,14 @@ def parts(lu: Array) -> tuple[Array, Array]:
 
 def _lu_factor(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
     del request, given
-    pivots, (lower, upper) = found["pivots"], parts(found["out"])
+    pivots, (lower, upper) = found["pivots"], lu_factors(found["out"])
     in_range = not pivots.size or bool((pivots > np.arange(len(pivots))).all() and pivots.max() <= len(a))
     yield "a pivot before its own row, or outside of the matrix,", 0.0 if in_range else np.inf
     if in_range:
-        yield "P·A - L·U", of(lower @ upper - a[exchanged(len(a), pivots)], norm(a), eps, max(a.shape))
+        yield (
+            "P·A - L·U",
+            scaled_error(lower @ upper - a[permutation_of_pivots(len(a), pivots)], norm(a), eps, max(a.shape)),
+        )
     none, *_ = (*np.flatnonzero(np.diag(upper) == 0) + 1, 0)
     yield "another status than U has zeros on its diagonal", 0.0 if found["info"] == none else np.inf
     # The largest of a column is divided by, complex ones by the sum of their parts' magnitudes.
@@ -160,16 +171,16 @@ def _lu_factor(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ra
 
 
 def _lu_solve(request: Any, lu: Array, given: Any, found: Any, eps: float) -> Ratios:
-    lower, upper = parts(lu)
+    lower, upper = lu_factors(lu)
     a = np.zeros_like(lu)
-    a[exchanged(len(lu), given["pivots"])] = lower @ upper
+    a[permutation_of_pivots(len(lu), given["pivots"])] = lower @ upper
     a = (a, a.T, a.conj().T)[request.trans]
-    yield from solution(a, given["b"], found["out"], eps)
+    yield from solve_errors(a, given["b"], found["out"], eps)
 
 
 def _solve(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
     del request
-    yield from solution(a, given["b"], found["out"], eps)
+    yield from solve_errors(a, given["b"], found["out"], eps)
 
 
 def _qr(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
@@ -177,21 +188,21 @@ def _qr(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
     least, most = min(a.shape), max(a.shape)
     if request.mode is QrMode.RAW:
         h, tau = found["h"], found["tau"]
-        q, r = reflected(h, tau), np.triu(h[:least])
+        q, r = product_of_reflections(h, tau), np.triu(h[:least])
         q = q[:, :least]
     elif request.mode is QrMode.R:
         r = found["r"]
-        yield "what is below R's diagonal", zeros(np.tril(r, -1))
-        yield "Aᴴ·A - Rᴴ·R", of(r.conj().T @ r - a.conj().T @ a, norm(a) * norm(a.T), eps, most)
+        yield "what is below R's diagonal", zero_or_inf(np.tril(r, -1))
+        yield "Aᴴ·A - Rᴴ·R", scaled_error(r.conj().T @ r - a.conj().T @ a, norm(a) * norm(a.T), eps, most)
         return
     else:
         q, r = found["q"], found["r"]
-        yield "what is below R's diagonal", zeros(np.tril(r, -1))
-    yield "A - Q·R", of(q @ r - a, norm(a), eps, most)
-    yield "I - Qᴴ·Q", unitary(q, eps)
+        yield "what is below R's diagonal", zero_or_inf(np.tril(r, -1))
+    yield "A - Q·R", scaled_error(q @ r - a, norm(a), eps, most)
+    yield "I - Qᴴ·Q", orthonormality_error(q, eps)
 
 
-def reflected(h: Array, tau: Array) -> Array:
+def product_of_reflections(h: Array, tau: Array) -> Array:
     """The product of Householder's reflections that LAPACK stores."""
     q = np.eye(len(h), dtype=h.dtype)
     for place, factor in enumerate(tau):
@@ -204,14 +215,14 @@ def reflected(h: Array, tau: Array) -> Array:
 def _orgqr(request: Any, h: Array, given: Any, found: Any, eps: float) -> Ratios:
     del request
     q = found["q"]
-    yield "Q's distance", of(q - reflected(h, given["tau"])[:, : q.shape[1]], 1.0, eps, len(h))
+    yield "Q's distance", scaled_error(q - product_of_reflections(h, given["tau"])[:, : q.shape[1]], 1.0, eps, len(h))
 
 
 def _ormqr(request: Any, h: Array, given: Any, found: Any, eps: float) -> Ratios:
-    q, c = reflected(h, given["tau"]), given["c"]
+    q, c = product_of_reflections(h, given["tau"]), given["c"]
     q = q.conj().T if request.adjoint else q
     exact = q @ c if request.side is QrSide.LEFT else c @ q
-    yield "the product's distance", of(found["out"] - exact, norm(c), eps, len(h))
+    yield "the product's distance", scaled_error(found["out"] - exact, norm(c), eps, len(h))
 
 
 MEASURES: dict[str, Callable[[Any, Array, Any, Any, float], Any]] = {

@@ -12,7 +12,14 @@ import numpy as np
 from dispatch.ops.linalg.derived import InverseKind, LstsqDriver, NormOrder
 from dispatch.ops.linalg.exponential_residuals import expm
 from dispatch.ops.linalg.multiply import QrSide
-from dispatch.ops.linalg.norms import norm, of, of_iteration, unitary, whole, zeros
+from dispatch.ops.linalg.norms import (
+    hermitian_matrix,
+    norm,
+    orthonormality_error,
+    scaled_error,
+    scaled_iteration_error,
+    zero_or_inf,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,12 +36,12 @@ def _inv(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
     del given
     x, lower = found["out"], request.assume_a is InverseKind.LOWER
     if request.assume_a is InverseKind.POS:
-        a = whole(a, lower=request.lower)
-        yield "X - Xᴴ", of(x - x.conj().T, norm(x), eps, len(a))
+        a = hermitian_matrix(a, lower=request.lower)
+        yield "X - Xᴴ", scaled_error(x - x.conj().T, norm(x), eps, len(a))
     elif request.assume_a is not InverseKind.GEN:
         a = np.tril(a) if lower else np.triu(a)
-        yield "what is in the other triangle", zeros(np.triu(x, 1) if lower else np.tril(x, -1))
-    yield "I - A·X", of(a @ x - np.eye(len(a)), norm(a) * norm(x), eps, len(a))
+        yield "what is in the other triangle", zero_or_inf(np.triu(x, 1) if lower else np.tril(x, -1))
+    yield "I - A·X", scaled_error(a @ x - np.eye(len(a)), norm(a) * norm(x), eps, len(a))
 
 
 def _determinant_of(a: Array, value: complex, rounded: float, eps: float) -> float:
@@ -72,7 +79,7 @@ def _matrix_norm(request: Any, a: Array, given: Any, found: Any, eps: float) -> 
     exact = _norm(a, request.order)
     is_spectral = request.order in (NormOrder.TWO, NormOrder.MIN_TWO, NormOrder.NUC)
     size = norm(a) if is_spectral else exact
-    yield "the norm's error", of(np.atleast_2d(found["norm"] - exact), size, eps, max(1, *a.shape))
+    yield "the norm's error", scaled_error(np.atleast_2d(found["norm"] - exact), size, eps, max(1, *a.shape))
 
 
 def _norm(a: Array, order: NormOrder) -> float:
@@ -94,22 +101,22 @@ def _norm(a: Array, order: NormOrder) -> float:
     return float(exact[order])
 
 
-def _share(request: Any) -> float:
+def _cutoff(request: Any) -> float:
     if request.rtol is not None:
         return float(request.rtol)
     return float(max(request.a.shape[-2:]) * np.finfo(request.a.dtype.numpy).eps)
 
 
-def _kept(request: Any, a: Array) -> tuple[Array, Array, Array]:
+def _significant(request: Any, a: Array) -> tuple[Array, Array, Array]:
     """U, s and Vᴴ of what counts of a matrix."""
     u, s, vh = np.linalg.svd(a, full_matrices=False)
-    count = int((s > _share(request) * s.max(initial=0)).sum())
+    count = int((s > _cutoff(request) * s.max(initial=0)).sum())
     return u[:, :count], s[:count], vh[:count]
 
 
 def _matrix_rank(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
     del given, eps
-    yield "another rank", 0.0 if found["rank"] == len(_kept(request, a)[1]) else np.inf
+    yield "another rank", 0.0 if found["rank"] == len(_significant(request, a)[1]) else np.inf
 
 
 def _pinv(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
@@ -118,67 +125,67 @@ def _pinv(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
     x = found["out"]
     most, size, inverse = max(a.shape), norm(a), norm(x)
     # What counts as 0 is left out of the inverse, but not of the matrix.
-    u, s, vh = _kept(request, a)
+    u, s, vh = _significant(request, a)
     kept = (u * s) @ vh
-    yield "A - A·X·A", of(kept @ x @ kept - kept, size * size * inverse, eps, most)
-    yield "X - X·A·X", of(x @ kept @ x - x, size * inverse * inverse, eps, most)
+    yield "A - A·X·A", scaled_error(kept @ x @ kept - kept, size * size * inverse, eps, most)
+    yield "X - X·A·X", scaled_error(x @ kept @ x - x, size * inverse * inverse, eps, most)
     for name, product in (("A·X", kept @ x), ("X·A", x @ kept)):
-        yield f"{name} - ({name})ᴴ", of(product - product.conj().T, size * inverse, eps, max(most, 1))
+        yield f"{name} - ({name})ᴴ", scaled_error(product - product.conj().T, size * inverse, eps, max(most, 1))
 
 
 def _lstsq(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
     b, x = (one[:, None] if one.ndim == 1 else one for one in (given["b"], found["out"]))
     most = max(*a.shape, 1)
-    u, s, vh = _kept(request, a)
+    u, s, vh = _significant(request, a)
     left = b - a @ x
     size = norm(a) * norm(x) + norm(b)
     if len(s):
         condition = s[0] / s[-1]
         # The range that is left orthogonal is that of a matrix off by n·eps: its vectors turn by n·eps·cond.
-        yield "Uᴴ·(b - A·x)", of(u.conj().T @ left, size, eps, most)
-        yield "what of x is not A's", of(x - vh.conj().T @ (vh @ x), condition * norm(x), eps, most)
+        yield "Uᴴ·(b - A·x)", scaled_error(u.conj().T @ left, size, eps, most)
+        yield "what of x is not A's", scaled_error(x - vh.conj().T @ (vh @ x), condition * norm(x), eps, most)
     else:
-        yield "x of nothing", zeros(x)
+        yield "x of nothing", zero_or_inf(x)
     if len(a) > a.shape[1]:
         # An error of n·eps in what is left is one in its length, which the square of that is not in proportion to.
         error = np.sqrt(np.abs(np.atleast_1d(found["residuals"]))) - np.linalg.norm(left, axis=0)
-        yield "the residuals' error", of(np.atleast_2d(error), size, eps, most)
+        yield "the residuals' error", scaled_error(np.atleast_2d(error), size, eps, most)
     if request.driver is LstsqDriver.GELSS:
         yield "another rank", 0.0 if found["rank"] == len(s) else np.inf
         every = np.linalg.svd(a, compute_uv=False)
-        yield "the singular values' distance", of((found["s"] - every)[:, None], norm(a), eps, most)
+        yield "the singular values' distance", scaled_error((found["s"] - every)[:, None], norm(a), eps, most)
 
 
 def _qr_multiply(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
     """What holds whatever the signs of R's rows: Aᴴ·(Q·C) = Rᴴ·C or (C·Q)·R = C·A, and lengths."""
     c, out, r, most = given["c"], found["out"], found["r"], max(*a.shape, 1)
-    yield "what is below R's diagonal", zeros(np.tril(r, -1))
+    yield "what is below R's diagonal", zero_or_inf(np.tril(r, -1))
     if not a.size:
-        yield "what is made of nothing", zeros(out)
+        yield "what is made of nothing", zero_or_inf(out)
         return
-    yield "Aᴴ·A - Rᴴ·R", of(r.conj().T @ r - a.conj().T @ a, norm(a) * norm(a.T), eps, most)
+    yield "Aᴴ·A - Rᴴ·R", scaled_error(r.conj().T @ r - a.conj().T @ a, norm(a) * norm(a.T), eps, most)
     if request.mode is QrSide.RIGHT:
-        yield "(C·Q)·R - C·A", of(out @ r - c @ a, norm(c) * norm(a), eps, most)
+        yield "(C·Q)·R - C·A", scaled_error(out @ r - c @ a, norm(c) * norm(a), eps, most)
         return
-    yield "Aᴴ·(Q·C) - Rᴴ·C", of(a.conj().T @ out - r.conj().T @ c, norm(a.T) * norm(c), eps, most)
+    yield "Aᴴ·(Q·C) - Rᴴ·C", scaled_error(a.conj().T @ out - r.conj().T @ c, norm(a.T) * norm(c), eps, most)
     lengths = out.conj().T @ out - c.conj().T @ c
-    yield "(Q·C)ᴴ·(Q·C) - Cᴴ·C", of(lengths, norm(c) * norm(c.T), eps, most)
+    yield "(Q·C)ᴴ·(Q·C) - Cᴴ·C", scaled_error(lengths, norm(c) * norm(c.T), eps, most)
     if a.shape[0] > a.shape[1] and np.linalg.matrix_rank(a) == a.shape[1]:
         # An error of n·eps in A turns its range by n·eps·cond.
         q = np.linalg.qr(a)[0]
         size = float(np.linalg.cond(a)) * norm(c)
-        yield "what of Q·C is not in A's range", of(out - q @ (q.conj().T @ out), size, eps, most)
+        yield "what of Q·C is not in A's range", scaled_error(out - q @ (q.conj().T @ out), size, eps, most)
 
 
 def _polar(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
     del given
     u, p, most = found["u"], found["p"], max(a.shape)
     made = u @ p if request.side is QrSide.RIGHT else p @ u
-    yield "A - U·P", of_iteration(made - a, norm(a), eps, most)
-    yield "I - Uᴴ·U", unitary(u if len(a) >= a.shape[1] else u.conj().T, eps)
-    yield "P - Pᴴ", of(p - p.conj().T, norm(a), eps, most)
+    yield "A - U·P", scaled_iteration_error(made - a, norm(a), eps, most)
+    yield "I - Uᴴ·U", orthonormality_error(u if len(a) >= a.shape[1] else u.conj().T, eps)
+    yield "P - Pᴴ", scaled_error(p - p.conj().T, norm(a), eps, most)
     below = np.minimum(np.linalg.eigvalsh((p + p.conj().T) / 2), 0) if p.size else np.zeros(0)
-    yield "an eigenvalue of P below 0", of(below[:, None], norm(a), eps, most)
+    yield "an eigenvalue of P below 0", scaled_error(below[:, None], norm(a), eps, most)
 
 
 DERIVED: dict[str, Callable[[Any, Array, Any, Any, float], Ratios]] = {

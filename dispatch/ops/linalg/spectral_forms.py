@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dispatch.ops import linalg as ops
-from dispatch.ops.linalg.forms import EVERY, HALVES, SQUARE, F, Form, chosen, half, matrix
-from dispatch.ops.linalg.norms import transformed, whole
+from dispatch.ops.linalg.forms import EVERY, HALVES, SQUARE, F, Form, chosen, matrix, one_triangle
+from dispatch.ops.linalg.norms import hermitian_matrix, standard_form
 
 if TYPE_CHECKING:
     from dispatch.device.layout import Array
 
-__all__ = ["HERMITIAN", "SPECTRAL_FORMS", "second", "settled"]
+__all__ = ["HERMITIAN", "SPECTRAL_FORMS", "matrices_b", "with_subset_bounds"]
 
 HERMITIAN = ("eigh", "generalized_eigh")
 SYEVJ = ops.EighDriver.SYEVJ
@@ -27,7 +27,7 @@ BY_INDEX = tuple(
         (EIGEN[5], (0, 0)), (EIGEN[8], (60, 79)), (EIGEN[9], (0, 64)), (EIGEN[-1], (17, 20)),
     )
 )  # fmt: skip
-# In words, which `settled` makes numbers of: bounds lie in gaps, so that roundoff does not decide what is inside.
+# Words that `with_subset_bounds` replaces by numbers: bounds lie in gaps, so that roundoff does not matter.
 BY_VALUE = (
     *chosen((EIGEN[0], EIGEN[1], EIGEN[9], EIGEN[3], EIGEN[8]), "subset_by_value", "inner", "above", "below"),
     *chosen((EIGEN[0], EIGEN[5], EIGEN[6], EIGEN[1]), "subset_by_value", "none", "all"),
@@ -95,18 +95,19 @@ SPECTRAL_FORMS = {
 }
 
 
-def second(form: Form, dtype: Any, rng: np.random.Generator) -> Array:
+def matrices_b(form: Form, dtype: Any, rng: np.random.Generator) -> Array:
     """The matrices B of pairs: one triangle of each, positive definite but in forms of the kind that is to fail."""
     kind = "indefinite" if form.kind == "indefinite" else "random"
     lower = dict(form.choices)["lower"]
     made = [
-        half(matrix(kind, form.rows, form.cols, dtype, rng, positive=True), lower=lower) for _ in np.ndindex(form.batch)
+        one_triangle(matrix(kind, form.rows, form.cols, dtype, rng, positive=True), lower=lower)
+        for _ in np.ndindex(form.batch)
     ]
     shape = (*form.batch, form.rows, form.cols)
     return np.reshape(made, shape) if made else np.zeros(shape)
 
 
-def settled(op: str, choices: dict[str, Any], given: dict[str, Array]) -> dict[str, Any]:
+def with_subset_bounds(op: str, choices: dict[str, Any], given: dict[str, Array]) -> dict[str, Any]:
     """Choices with the bounds of a subset, where a word stands for them."""
     word = choices.get("subset_by_value")
     if word is None:
@@ -126,7 +127,9 @@ def settled(op: str, choices: dict[str, Any], given: dict[str, Array]) -> dict[s
 
 def spectrum(op: str, choices: dict[str, Any], given: dict[str, Array], place: tuple[int, ...]) -> Array:
     """The eigenvalues of one matrix, or of one pair."""
-    a, *b = (whole(given[name][place].astype(np.complex128), lower=choices["lower"]) for name in sorted(given))
+    a, *b = (
+        hermitian_matrix(given[name][place].astype(np.complex128), lower=choices["lower"]) for name in sorted(given)
+    )
     if op == "generalized_eigh" and a.size:
-        a = transformed(a, b[0], choices["itype"])
+        a = standard_form(a, b[0], choices["itype"])
     return np.linalg.eigvalsh(a) if a.size else np.zeros(0)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dispatch.ops.linalg.spectral import SvdDriver
-from dispatch.ops.linalg.subset import places
+from dispatch.ops.linalg.subset import subset_slice
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +40,7 @@ def chosen(request: Any, w: Array, v: Array, info: int) -> dict[str, Any]:
         return {"w": 0, "v": 0, "count": 0, "info": info}
     if request.subset_by_index is None and request.subset_by_value is None:
         return {"w": w, "v": v, "info": 0}
-    wanted, nan = places(request, w), complex(np.nan, np.nan) if v.dtype.kind == "c" else np.nan
+    wanted, nan = subset_slice(request, w), complex(np.nan, np.nan) if v.dtype.kind == "c" else np.nan
     count = len(w[wanted])
     if request.subset_by_value is None:
         return {"w": w[wanted], "v": v[:, wanted], "info": 0}

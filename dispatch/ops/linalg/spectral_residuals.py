@@ -6,9 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.ops.linalg.norms import THRESHOLD, norm, of, of_iteration, transformed, unitary, whole
+from dispatch.ops.linalg.norms import (
+    THRESHOLD,
+    hermitian_matrix,
+    norm,
+    orthonormality_error,
+    scaled_error,
+    scaled_iteration_error,
+    standard_form,
+)
 from dispatch.ops.linalg.spectral import EighDriver, SvdDriver
-from dispatch.ops.linalg.subset import places
+from dispatch.ops.linalg.subset import subset_slice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,7 +36,7 @@ SWEEPS = 12  # of Jacobi's method, at most
 
 def ordered(request: Any, found: Any, exact: Array, size: float, eps: float) -> Ratios:
     """Eigenvalues against all that there are: their order, how many were found, NaN behind them, and their distance."""
-    w, wanted = found["w"], exact[places(request, exact)]
+    w, wanted = found["w"], exact[subset_slice(request, exact)]
     if request.subset_by_value is not None:
         kept = len(wanted)
         yield "another count of eigenvalues than are within the bounds", 0.0 if found["count"] == kept else np.inf
@@ -37,22 +45,22 @@ def ordered(request: Any, found: Any, exact: Array, size: float, eps: float) -> 
         w = w[:kept]
     yield "an eigenvalue below the one before", 0.0 if (np.diff(w) >= 0).all() else np.inf
     if request.driver is EighDriver.SYEVJ:
-        yield "the largest distance of an eigenvalue", farthest(w - wanted, size, eps, len(exact))
+        yield "the largest distance of an eigenvalue", largest_error(w - wanted, size, eps, len(exact))
     else:
-        yield "the eigenvalues' distance", of((w - wanted)[:, None], size, eps, len(exact))
+        yield "the eigenvalues' distance", scaled_error((w - wanted)[:, None], size, eps, len(exact))
 
 
-def farthest(errors: Array, size: float, eps: float, n: int) -> float:
+def largest_error(errors: Array, size: float, eps: float, n: int) -> float:
     """The largest error in units of n·eps of a size, where of others the sum of all is held to that.
 
     Jacobi's method rotates A some n times a sweep, and its rotations are orthogonal but for roundoff: with cuSOLVER's
     all values drift one way. On an H100 the farthest was off by 0.7 to 3.3 n·eps·‖A‖ of the spectral norm (matrices of
     30 to 515 rows, 6 to 11 sweeps, f32 to c64), whatever tolerance ends it; so the sum grows with n.
     """
-    return of(errors[None, :], size, eps, n)
+    return scaled_error(errors[None, :], size, eps, n)
 
 
-def by_rotations(x: Array, eps: float) -> float:
+def rotation_error(x: Array, eps: float) -> float:
     """How far columns that Jacobi's rotations made are from orthonormal, in units of what as many may come to.
 
     In a sweep a column meets n - 1 others. A rotation whose sine and cosine are rounded, and their products with it,
@@ -60,14 +68,14 @@ def by_rotations(x: Array, eps: float) -> float:
     cancel: up to 5·n·eps a sweep, of which cuSOLVER takes 6 to 11. On an H100 gesvdj's U of random c128 matrices of 515
     rows was off by 18 to 20 n·eps, torch's of the same matrices as well, and in one draw by 36.
     """
-    return unitary(x, eps) * THRESHOLD / (5 * SWEEPS)
+    return orthonormality_error(x, eps) * THRESHOLD / (5 * SWEEPS)
 
 
 def _all_nan(values: Array) -> bool:
     return bool(np.isnan(values).all())
 
 
-def kept_of(request: Any, found: Any) -> tuple[Array, Array]:
+def found_pairs(request: Any, found: Any) -> tuple[Array, Array]:
     """The eigenvalues and vectors that were found."""
     kept = int(found["count"]) if request.subset_by_value is not None else len(found["w"])
     return found["w"][:kept], found["v"][:, :kept]
@@ -79,9 +87,9 @@ def _eigh(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
     by_jacobi = request.driver is EighDriver.SYEVJ
     yield from ordered(request, found, exact, np.abs(exact).max(initial=0) if by_jacobi else norm(a), eps)
     if not request.eigvals_only:
-        w, v = kept_of(request, found)
-        yield "A·V - V·w", of(a @ v - v * w, norm(a), eps, len(a))
-        yield "I - Vᴴ·V", unitary(v, eps)
+        w, v = found_pairs(request, found)
+        yield "A·V - V·w", scaled_error(a @ v - v * w, norm(a), eps, len(a))
+        yield "I - Vᴴ·V", orthonormality_error(v, eps)
 
 
 def _generalized_eigh(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
@@ -92,19 +100,19 @@ def _generalized_eigh(request: Any, a: Array, given: Any, found: Any, eps: float
     if not a.size:
         yield from ordered(request, found, np.zeros(0), 0.0, eps)
         return
-    b = whole(given["b"], lower=request.lower)
+    b = hermitian_matrix(given["b"], lower=request.lower)
     inverse, condition = np.linalg.inv(b), float(np.linalg.cond(b))
-    exact = np.linalg.eigvalsh(transformed(a, b, request.itype))
+    exact = np.linalg.eigvalsh(standard_form(a, b, request.itype))
     largest = [float(np.linalg.norm(one, 2)) for one in (a, inverse if request.itype == 1 else b)]
     yield from ordered(request, found, exact, largest[0] * largest[1] + condition * np.abs(exact).max(), eps)
     if request.eigvals_only:
         return
-    w, v = kept_of(request, found)
+    w, v = found_pairs(request, found)
     left, right = {1: (a @ v, b @ v), 2: (a @ b @ v, v), 3: (b @ a @ v, v)}[request.itype]
     size = norm(a) * norm(v) * condition * (1.0 if request.itype == 1 else norm(b))
-    yield "what is left of the problem", of(left - right * w, size, eps, len(a))
+    yield "what is left of the problem", scaled_error(left - right * w, size, eps, len(a))
     metric = inverse if request.itype == 3 else b  # the third problem
-    yield "I - Vᴴ·B·V", of(v.conj().T @ metric @ v - np.eye(v.shape[1]), condition, eps, len(a))
+    yield "I - Vᴴ·B·V", scaled_error(v.conj().T @ metric @ v - np.eye(v.shape[1]), condition, eps, len(a))
 
 
 def _eig(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
@@ -117,16 +125,19 @@ def _eig(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
     if not request.a.dtype.is_complex:
         alike = np.array_equal(np.sort_complex(w), np.sort_complex(w.conj()))
         yield "eigenvalues that are no conjugate pairs, for which this", 0.0 if alike else np.inf
-    yield "the sum's distance from the trace", of(np.atleast_2d(w.sum() - np.trace(a)), norm(a), eps, max(n, 1))
+    yield (
+        "the sum's distance from the trace",
+        scaled_error(np.atleast_2d(w.sum() - np.trace(a)), norm(a), eps, max(n, 1)),
+    )
     squares = np.atleast_2d((w * w).sum() - np.trace(a @ a))
-    yield "the sum of the squares' distance", of(squares, norm(a) ** 2, eps, max(n, 1))
+    yield "the sum of the squares' distance", scaled_error(squares, norm(a) ** 2, eps, max(n, 1))
     if request.eigvals_only:
         for value in w:
             least = np.linalg.svd(a - value * np.eye(n), compute_uv=False)[-1:]
-            yield "the least singular value of A - w", of(least[:, None], norm(a), eps, n)
+            yield "the least singular value of A - w", scaled_error(least[:, None], norm(a), eps, n)
         return
     v = found["v"]
-    yield "A·V - V·w", of(a @ v - v * w, norm(a), eps, n)
+    yield "A·V - V·w", scaled_error(a @ v - v * w, norm(a), eps, n)
     lengths = np.abs(np.linalg.norm(v, axis=0) - 1).max(initial=0)
     yield "a length of V's columns", float(lengths / max(n * eps, np.finfo(np.float64).tiny))
     if n and (exact := np.linalg.cond(np.linalg.eig(a)[1])) < FAR_FROM_DEFECTIVE:
@@ -143,7 +154,7 @@ def _left(a: Array, w: Array, u: Array, eps: float) -> Ratios:
     n = len(a)
     products = u.conj().T @ a
     own = (products * u.T).sum(axis=1)
-    yield "Uᴴ·A - w'·Uᴴ of their own w'", of((products - own[:, None] * u.conj().T).conj().T, norm(a), eps, n)
+    yield "Uᴴ·A - w'·Uᴴ of their own w'", scaled_error((products - own[:, None] * u.conj().T).conj().T, norm(a), eps, n)
     lengths = np.abs(np.linalg.norm(u, axis=0) - 1).max()
     yield "a length of U's columns", float(lengths / (n * eps))
     exact, v = np.linalg.eig(a)
@@ -166,12 +177,15 @@ def _randomized_svd(request: Any, a: Array, given: Any, found: Any, eps: float) 
     yield "a singular value above the one before, or below 0,", 0.0 if is_descending(s) else np.inf
     exact = np.linalg.svd(a, compute_uv=False)[:k]
     size = norm(a) * float(exact[0] / exact[-1]) ** (2 * request.iterations)
-    yield "the singular values' distance, in units of (s[0]/s[k-1])^2q,", of((s - exact)[:, None], size, eps, most)
+    yield (
+        "the singular values' distance, in units of (s[0]/s[k-1])^2q,",
+        scaled_error((s - exact)[:, None], size, eps, most),
+    )
     if request.compute_uv:
         u, vh = found["u"], found["vh"]
-        yield "A - U·S·Vᴴ, in units of (s[0]/s[k-1])^2q,", of((u * s) @ vh - a, size, eps, most)
-        yield "I - Uᴴ·U", unitary(u, eps)
-        yield "I - V·Vᴴ", unitary(vh.conj().T, eps)
+        yield "A - U·S·Vᴴ, in units of (s[0]/s[k-1])^2q,", scaled_error((u * s) @ vh - a, size, eps, most)
+        yield "I - Uᴴ·U", orthonormality_error(u, eps)
+        yield "I - V·Vᴴ", orthonormality_error(vh.conj().T, eps)
 
 
 def is_descending(s: Array) -> bool:
@@ -188,17 +202,20 @@ def _approximate_svd(request: Any, a: Array, found: Any, eps: float) -> Ratios:
     s, most = found["s"], max(a.shape)
     yield "a singular value above the one before, or below 0,", 0.0 if is_descending(s) else np.inf
     exact, size = np.linalg.svd(a, compute_uv=False), norm(a)
-    yield "the distance of the singular values' squares", of((s * s - exact * exact)[:, None], size * size, eps, most)
+    yield (
+        "the distance of the singular values' squares",
+        scaled_error((s * s - exact * exact)[:, None], size * size, eps, most),
+    )
     if request.compute_uv and a.size:
         largest = 1 / np.sqrt(most * eps)
         condition = min(size / max(float(exact[-1]), np.finfo(np.float64).tiny), largest)
         # Of Aᵀ = U'·S·V'ᴴ, where A is wide, U' is the transpose of Vᴴ.
         u, v = found["u"], found["vh"].conj().T
         left, right = (u, v) if len(a) >= a.shape[1] else (v, u)
-        yield "I - Vᴴ·V", unitary(right, eps)
+        yield "I - Vᴴ·V", orthonormality_error(right, eps)
         if condition < largest:
-            yield "A - U·S·Vᴴ, in units of κ,", of((u * s) @ v.conj().T - a, size * condition, eps, most)
-            yield "I - Uᴴ·U, in units of κ²,", unitary(left, eps * condition**2)
+            yield "A - U·S·Vᴴ, in units of κ,", scaled_error((u * s) @ v.conj().T - a, size * condition, eps, most)
+            yield "I - Uᴴ·U, in units of κ²,", orthonormality_error(left, eps * condition**2)
 
 
 def _svd(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
@@ -210,14 +227,14 @@ def _svd(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
     yield "a singular value above the one before, or below 0,", 0.0 if is_descending(s) else np.inf
     exact = np.linalg.svd(a, compute_uv=False)
     if request.driver is SvdDriver.GESVDJ:
-        yield "the largest distance of a singular value", farthest(s - exact, exact.max(initial=0), eps, most)
+        yield "the largest distance of a singular value", largest_error(s - exact, exact.max(initial=0), eps, most)
     else:
-        yield "the singular values' distance", of_iteration((s - exact)[:, None], norm(a), eps, most)
+        yield "the singular values' distance", scaled_iteration_error((s - exact)[:, None], norm(a), eps, most)
     if request.compute_uv:
         u, vh = found["u"], found["vh"]
         error = (u[:, : len(s)] * s) @ vh[: len(s)] - a
-        yield "A - U·S·Vᴴ", of_iteration(error, norm(a), eps, most)
-        orthonormal = by_rotations if request.driver is SvdDriver.GESVDJ else unitary
+        yield "A - U·S·Vᴴ", scaled_iteration_error(error, norm(a), eps, most)
+        orthonormal = rotation_error if request.driver is SvdDriver.GESVDJ else orthonormality_error
         yield "I - Uᴴ·U", orthonormal(u, eps)
         yield "I - V·Vᴴ", orthonormal(vh.conj().T, eps)
 

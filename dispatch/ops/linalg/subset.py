@@ -16,7 +16,7 @@ from dispatch.ops.linalg.base import by_columns, real_of
 if TYPE_CHECKING:
     from dispatch.device.layout import Array
 
-__all__ = ["check_subset", "eigen_outputs", "found_of", "places"]
+__all__ = ["check_subset", "eigen_outputs", "found_of", "subset_slice"]
 
 ENDS = 2
 
@@ -61,7 +61,7 @@ def eigen_outputs(request: Any) -> dict[str, Output]:
     return found | {"info": request.info_output()}
 
 
-def places(request: Any, w: Array) -> slice:
+def subset_slice(request: Any, w: Array) -> slice:
     """Which of all eigenvalues, ascending, are wanted."""
     if request.subset_by_index is not None:
         first, last = request.subset_by_index

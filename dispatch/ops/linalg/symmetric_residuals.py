@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.ops.linalg.norms import norm, of, solution, zeros
+from dispatch.ops.linalg.norms import norm, scaled_error, solve_errors, zero_or_inf
 from dispatch.ops.linalg.packed import are_sound, blocks, expanded, mirrored
 
 if TYPE_CHECKING:
@@ -41,26 +41,26 @@ def _ldl(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
         is_order = np.array_equal(np.sort(order), np.arange(len(a)))
         yield "perm, no order of rows, for which this", 0.0 if is_order else np.inf
         triangle = outer[order] if is_order else outer
-        yield "what is beside the triangle", zeros(np.triu(triangle, 1) if lower else np.tril(triangle, -1))
-        yield "a diagonal that is not 1", zeros(np.diag(triangle) - 1)
-        yield "what of D is no block", zeros(np.triu(d, 2) + np.tril(d, -2))
+        yield "what is beside the triangle", zero_or_inf(np.triu(triangle, 1) if lower else np.tril(triangle, -1))
+        yield "a diagonal that is not 1", zero_or_inf(np.diag(triangle) - 1)
+        yield "what of D is no block", zero_or_inf(np.triu(d, 2) + np.tril(d, -2))
     else:
         packed, pivots = found["out"], found["pivots"]
-        yield "what is in the other triangle", zeros(np.triu(packed, 1) if lower else np.tril(packed, -1))
+        yield "what is in the other triangle", zero_or_inf(np.triu(packed, 1) if lower else np.tril(packed, -1))
         if not are_sound(pivots, lower=lower):
             yield "pivots that name rows that were passed", np.inf
             return
         outer, d, _ = expanded(packed, pivots, **kind)
         apart = [abs(np.linalg.det(d[i : j + 1, i : j + 1])) for i, j in blocks(pivots) if i != j]
         yield "a block of two rows that is singular", 0.0 if all(apart) else np.inf
-    yield "A - L·D·Lᴴ", of(outer @ d @ _adjoint(request, outer) - exact, norm(exact), eps, len(a))
-    yield "D - Dᴴ", zeros(d - _adjoint(request, d))
+    yield "A - L·D·Lᴴ", scaled_error(outer @ d @ _adjoint(request, outer) - exact, norm(exact), eps, len(a))
+    yield "D - Dᴴ", zero_or_inf(d - _adjoint(request, d))
     yield "another status than D has zeros on its diagonal", 0.0 if _is_zero(d, int(found["info"])) else np.inf
 
 
 def _ldl_solve(request: Any, ldu: Array, given: Any, found: Any, eps: float) -> Ratios:
     outer, d, _ = expanded(ldu, given["pivots"], lower=request.lower, hermitian=request.hermitian)
-    yield from solution(outer @ d @ _adjoint(request, outer), given["b"], found["out"], eps)
+    yield from solve_errors(outer @ d @ _adjoint(request, outer), given["b"], found["out"], eps)
 
 
 SYMMETRIC: dict[str, Callable[[Any, Array, Any, Any, float], Any]] = {"ldl": _ldl, "ldl_solve": _ldl_solve}
