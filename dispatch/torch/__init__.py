@@ -16,6 +16,7 @@ and autocast work through it. CUDA tensors run on torch's current stream, those 
     data_parallel gradients of a module, averaged over ranks as they are computed
     fusing        fuse: has a model call these where it does the same in several
     patterns      what fuse looks for in the graph of a forward
+    forward_guards  what a fused forward relies on, checked at each call
     graphs        CUDA graphs of a fused model's forward
     graph_recorder      what records and replays them
     training_graphs     CUDA graphs of its training steps: which calls are learnt, recorded and replayed

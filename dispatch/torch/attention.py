@@ -13,7 +13,17 @@ from dispatch.ops.sdpa import SdpaFwdRequest as _SdpaFwdRequest
 from dispatch.ops.sdpa import sdpa_bwd as _sdpa_bwd
 from dispatch.ops.sdpa import sdpa_fwd as _sdpa_fwd
 from dispatch.torch import masks
-from dispatch.torch.shared import ALIGNED, autocast, check_tensors, define, dense, followed, nothing, on_gpu, quiet
+from dispatch.torch.shared import (
+    ALIGNED,
+    autocast,
+    check_tensors,
+    define,
+    dense,
+    empty_result,
+    is_plain_inference,
+    needs_gradient,
+    on_gpu,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +68,7 @@ def scaled_dot_product_attention(
     """
     del enable_gqa
     result: torch.Tensor
-    if attn_mask is None and dropout_p == 0 and quiet():
+    if attn_mask is None and dropout_p == 0 and is_plain_inference():
         result = CALLS.run(query, key, value, None, is_causal, scale)
         if result is not CACHE_MISS:
             return result
@@ -68,7 +78,7 @@ def scaled_dot_product_attention(
     if type(dropout_p) not in (int, float) or not 0 <= dropout_p < 1:
         raise BadRequest("dropout_p", repr(dropout_p), "a probability from 0 to below 1")
     bias, blind = _bias_of(attn_mask, query, key, is_causal)
-    if dropout_p == 0 and not followed(query, key, value, bias) and ATTENTION.direct(query, key, value, bias):
+    if dropout_p == 0 and not needs_gradient(query, key, value, bias) and ATTENTION.direct(query, key, value, bias):
         result = _inference(query, key, value, bias, is_causal, scale)
         return result if blind is None else result.masked_fill_(blind, 0)
     # Drawn here, so that the op gives the same for the same operands, as torch.compile takes it to.
@@ -84,7 +94,7 @@ def _inference(query: Any, key: Any, value: Any, bias: Any, is_causal: bool, sca
     """O without what a gradient reads; the next call like it is to find the plan."""
     operands = (query, key, value, bias)
     out: torch.Tensor
-    if bias is not None and quiet():
+    if bias is not None and is_plain_inference():
         out = CALLS.run(*operands, is_causal, scale)
         if out is not CACHE_MISS:
             return out
@@ -129,7 +139,7 @@ def _bias_of(mask: Any, query: Any, key: Any, is_causal: bool) -> tuple[Any, Any
         raise BadRequest("attn_mask", f"a tensor of {mask.dtype} on {mask.device}", what, "mask.to(…)")
     if mask.ndim > 4 or any(m not in (1, s) for m, s in zip(mask.shape[::-1], scores[::-1], strict=False)):
         raise BadRequest("attn_mask", f"shape {tuple(mask.shape)}", f"what broadcasts to {scores}")
-    return masks.added(mask, query.dtype, *scores[2:])
+    return masks.additive_mask(mask, query.dtype, *scores[2:])
 
 
 def _ready(x: Any) -> Any:
@@ -210,7 +220,7 @@ def _gradients(
     dq, dk, dv = _alike(query), _alike(key), _alike(value)
     ready = (_ready(t) for t in (query, key, value, out, do))
     choices = _choices(bias, seed, dropout, is_causal, scale)
-    dbias = nothing(query)
+    dbias = empty_result(query)
     if of_bias:
         dbias = query.new_empty(bias.shape)
         choices |= {"dbias": dbias, "bias_gradient": True}
@@ -219,7 +229,7 @@ def _gradients(
 
 
 def _gradients_fake(_do: Any, query: Any, key: Any, value: Any, bias: Any, *others: Any) -> tuple[Any, ...]:
-    dbias = query.new_empty(bias.shape) if others[-1] else nothing(query)
+    dbias = query.new_empty(bias.shape) if others[-1] else empty_result(query)
     return _alike(query), _alike(key), _alike(value), dbias
 
 

@@ -11,7 +11,7 @@ from dispatch.ops.conv import Activation
 from dispatch.ops.conv import conv_bwd_data as _conv_bwd_data
 from dispatch.ops.conv import conv_bwd_filter as _conv_bwd_filter
 from dispatch.ops.conv import conv_fwd as _conv_fwd
-from dispatch.torch.shared import autocast, check_tensors, define, dense, nothing
+from dispatch.torch.shared import autocast, check_tensors, define, dense, empty_result
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -167,7 +167,7 @@ def _gradients_fake(
     _dz: Any, x: Any, weight: Any, _steps: list[int], _groups: int, of_x: bool, of_weight: bool
 ) -> tuple[Any, Any]:
     dx, dweight = (
-        torch.empty(t.shape, dtype=t.dtype, device=t.device, memory_format=_order(x)) if wanted else nothing(t)
+        torch.empty(t.shape, dtype=t.dtype, device=t.device, memory_format=_order(x)) if wanted else empty_result(t)
         for t, wanted in ((x, of_x), (weight, of_weight))
     )
     return dx, dweight

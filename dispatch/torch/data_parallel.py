@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DataParallel", "data_parallel"]
 
-NONE = -1  # no backward pass
+NO_PASS = -1  # no backward pass
 
 
 class _Bucket:
@@ -57,19 +57,19 @@ class DataParallel:
 
     def __init__(self, module: torch.nn.Module, comm: Ranks, bucket_bytes: int, reduce: RedOp | str) -> None:
         self.module, self.comm = module, communicator_of(comm)
-        self._is_on, self.closed = True, False
+        self._is_enabled, self.closed = True, False
         parameters = [each for each in module.parameters() if each.requires_grad]
         self._check(parameters)
         self._on_host = self.comm.device.is_host
         self._index = 0 if self._on_host else self.comm.device.ordinal
         self._streams: dict[int, Stream] = {}
         with self._stream() or NULL_CONTEXT:
-            self._share(module)
-            self._buckets = self._filled(parameters, bucket_bytes, reduce)
-        self._all = tuple(dict.fromkeys(bucket.buckets for bucket in self._buckets))
+            self._broadcast_state(module)
+            self._buckets = self._make_buckets(parameters, bucket_bytes, reduce)
+        self._all_buckets = tuple(dict.fromkeys(bucket.buckets for bucket in self._buckets))
         # The module keeps this by its hooks: what nobody else keeps goes on as long as the module does.
         self._hooks = [
-            parameter.register_post_accumulate_grad_hook(self._hook(bucket))  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(self._make_hook(bucket))  # type: ignore[no-untyped-call]
             for bucket in self._buckets
             for parameter in bucket.parameters
         ]
@@ -97,7 +97,7 @@ class DataParallel:
             found = self._streams[handle] = Stream(torch.cuda.current_stream(self._index))
         return found
 
-    def _share(self, module: torch.nn.Module) -> None:
+    def _broadcast_state(self, module: torch.nn.Module) -> None:
         """Begin with rank 0's parameters and buffers on all ranks."""
         for tensor in (*module.parameters(), *module.buffers()):
             if tensor.numel():
@@ -107,7 +107,9 @@ class DataParallel:
                 if dense.data_ptr() != tensor.data_ptr():
                     tensor.detach().copy_(dense)
 
-    def _filled(self, parameters: list[torch.nn.Parameter], bucket_bytes: int, reduce: RedOp | str) -> list[_Bucket]:
+    def _make_buckets(
+        self, parameters: list[torch.nn.Parameter], bucket_bytes: int, reduce: RedOp | str
+    ) -> list[_Bucket]:
         found: list[_Bucket] = []
         for dtype in dict.fromkeys(each.dtype for each in parameters):
             mine = [each for each in parameters if each.dtype == dtype]
@@ -126,35 +128,35 @@ class DataParallel:
 
     # -- a backward pass ------------------------------------------------------------------------------------------
     def _begin(self) -> None:
-        self._at = 0  # the bucket that goes next: in the same order on all ranks
-        self._task = NONE  # the backward pass that is under way
+        self._next_bucket = 0  # the bucket that goes next: in the same order on all ranks
+        self._pass_id = NO_PASS  # the backward pass that is under way
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
             bucket.streams.clear()
 
-    def _hook(self, bucket: _Bucket) -> Any:
-        return lambda _: self._written(bucket)
+    def _make_hook(self, bucket: _Bucket) -> Any:
+        return lambda _: self._gradient_ready(bucket)
 
-    def _written(self, bucket: _Bucket) -> None:
+    def _gradient_ready(self, bucket: _Bucket) -> None:
         """One more gradient of a bucket has been accumulated, on the autograd thread's current stream."""
-        if not self._is_on:
+        if not self._is_enabled:
             return
         task = torch._C._current_graph_task_id()
-        if task != self._task:
-            self._started(task)
+        if task != self._pass_id:
+            self._pass_started(task)
         bucket.missing -= 1
         if not self._on_host:
             bucket.streams.add(torch._C._cuda_getCurrentRawStream(self._index))
-        while self._at < len(self._buckets) and not self._buckets[self._at].missing:
-            self._send(self._buckets[self._at])
-            self._at += 1
+        while self._next_bucket < len(self._buckets) and not self._buckets[self._next_bucket].missing:
+            self._send(self._buckets[self._next_bucket])
+            self._next_bucket += 1
 
-    def _started(self, task: int) -> None:
-        if self._task != NONE:
+    def _pass_started(self, task: int) -> None:
+        if self._pass_id != NO_PASS:
             what = f"{self!r}: a backward pass was left by an error, and the other ranks wait for its gradients"
             self.comm.raise_failed(CollectiveError(what))
-        self._task = task
-        Variable._execution_engine.queue_callback(self._ended)
+        self._pass_id = task
+        Variable._execution_engine.queue_callback(self._pass_ended)
 
     def _send(self, bucket: _Bucket) -> None:
         """Have a bucket's gradients in its memory, and that averaged beside what is computed still."""
@@ -163,7 +165,7 @@ class DataParallel:
             for handle in bucket.streams - {current.cuda_stream}:
                 other: Any = torch.cuda.ExternalStream(handle, device=self._index)  # type: ignore[no-untyped-call]
                 current.wait_stream(other)
-        strange, views = [], []
+        outside, views = [], []
         for parameter, view, address in zip(bucket.parameters, bucket.views, bucket.addresses, strict=True):
             gradient = parameter.grad
             if gradient is None:  # of no use in this pass
@@ -171,23 +173,23 @@ class DataParallel:
             elif gradient.is_sparse:
                 raise BadRequest("module", "a sparse gradient", "dense ones", "Embedding(…, sparse=False)")
             elif gradient.data_ptr() != address:
-                strange.append(gradient)
+                outside.append(gradient)
                 views.append(view)
             parameter.grad = view
         with torch.no_grad():
-            if strange:
-                torch._foreach_copy_(views, strange)
+            if outside:
+                torch._foreach_copy_(views, outside)
         stream = self._stream()
         for place in bucket.places:
             bucket.buckets.ready(place, stream)
 
-    def _ended(self) -> None:
+    def _pass_ended(self) -> None:
         """The backward pass has ended: what it had no use for counts as zeros, and torch's stream waits for all."""
-        while self._at < len(self._buckets):
-            self._send(self._buckets[self._at])
-            self._at += 1
+        while self._next_bucket < len(self._buckets):
+            self._send(self._buckets[self._next_bucket])
+            self._next_bucket += 1
         stream = self._stream()
-        for buckets in self._all:
+        for buckets in self._all_buckets:
             buckets.wait(stream)
         self._begin()
 
@@ -197,15 +199,15 @@ class DataParallel:
         """In this block gradients are accumulated on each rank alone; the next backward pass averages their sum."""
         if self.closed:
             raise Closed("this data_parallel was closed")
-        before, self._is_on = self._is_on, False
+        before, self._is_enabled = self._is_enabled, False
         try:
             yield
         finally:
-            self._is_on = before
+            self._is_enabled = before
 
     def close(self) -> None:
         """Leave the module alone from now on; a second call does nothing."""
-        self.closed, self._is_on = True, False
+        self.closed, self._is_enabled = True, False
         while self._hooks:
             self._hooks.pop().remove()
 

@@ -10,7 +10,7 @@ from dispatch.errors import BadRequest
 from dispatch.keys import Epilogue
 from dispatch.ops.matmul import Scales
 from dispatch.ops.matmul import matmul as _matmul
-from dispatch.torch.shared import check_tensors, define, dense, nothing, rows_of
+from dispatch.torch.shared import check_tensors, define, dense, empty_result, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,7 +102,7 @@ def _gradients(
     dy: Any, x: Any, weight: Any, scale_x: Any, scale_weight: Any, scale_grad: Any, of_x: bool, of_weight: bool
 ) -> tuple[Any, Any]:
     """dx and dweight; rows of zeros fill up what dweight sums over."""
-    dx, dweight = nothing(x), nothing(weight)
+    dx, dweight = empty_result(x), empty_result(weight)
     if of_x:
         a, b = _rounded(dy, scale_grad, BACKWARD), _rounded(weight.T, scale_weight, FORWARD)
         dx = _product(a, b, scale_grad, scale_weight, x.dtype).view(x.shape)
@@ -118,8 +118,8 @@ def _gradients_fake(
     _dy: Any, x: Any, weight: Any, _x: Any, _weight: Any, _grad: Any, of_x: bool, of_weight: bool
 ) -> tuple[Any, Any]:
     return (
-        x.new_empty(x.shape) if of_x else nothing(x),
-        weight.new_empty(weight.shape) if of_weight else nothing(weight),
+        x.new_empty(x.shape) if of_x else empty_result(x),
+        weight.new_empty(weight.shape) if of_weight else empty_result(weight),
     )
 
 

@@ -19,34 +19,34 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LINEAR_DTYPES",
-    "WIDEST",
-    "attend",
-    "attends",
+    "MAX_HEAD",
     "conv2d",
     "conv_of_norm",
     "epsilon_of",
-    "fit",
     "gated",
     "gated_activation",
     "is_rms_norm",
     "layer_norm",
+    "layer_norm_forward",
     "linear",
+    "linear_forward",
     "mlp",
-    "of_layer_norm",
-    "of_linear",
-    "of_other_rms_norm",
-    "of_rms_norm",
+    "operands_fit",
+    "other_rms_norm_forward",
     "rms_norm",
+    "rms_norm_forward",
     "rope",
+    "run_attention",
     "scaled_dot_product_attention",
+    "supports_attention",
 ]
 
 F = torch.nn.functional
 LINEAR_DTYPES = products.DTYPES
-WIDEST = 256  # head of cuDNN's attention
+MAX_HEAD = 256  # head of cuDNN's attention
 
 
-def fit(dtypes: tuple[torch.dtype, ...], *tensors: Any) -> bool:
+def operands_fit(dtypes: tuple[torch.dtype, ...], *tensors: Any) -> bool:
     """Whether an op takes the operands, as far as dtypes, devices and classes go. The first one is a tensor.
 
     It is asked at each call of a fused model, and so written out: 0.8 µs for three tensors.
@@ -76,9 +76,9 @@ def fit(dtypes: tuple[torch.dtype, ...], *tensors: Any) -> bool:
 
 def linear(x: Any, weight: Any, bias: Any, activation: str | None) -> Any:
     """A linear layer and its activation."""
-    if activation == "gelu" and _is_rough(x):
+    if activation == "gelu" and _is_imprecise_gelu(x):
         return F.gelu(linear(x, weight, bias, None), approximate="tanh")
-    if x.ndim and fit(products.DTYPES, x, weight, bias):
+    if x.ndim and operands_fit(products.DTYPES, x, weight, bias):
         return products.linear(x, weight, bias, activation)
     y = F.linear(x, weight, bias)
     if activation is None:
@@ -86,33 +86,33 @@ def linear(x: Any, weight: Any, bias: Any, activation: str | None) -> Any:
     return F.relu(y) if activation == "relu" else F.gelu(y, approximate="tanh")
 
 
-def _is_rough(x: Any) -> bool:
+def _is_imprecise_gelu(x: Any) -> bool:
     """Whether cuBLASLt's GELU adds to the error: f32's is off by 1.8e-6 relative to the result, torch's by 1.4e-7."""
     return x.is_cuda and x.dtype is torch.float32 and not torch.is_autocast_enabled("cuda")
 
 
-def of_linear(self: Any, x: Any) -> Any:
+def linear_forward(self: Any, x: Any) -> Any:
     """The forward of a torch.nn.Linear."""
     return linear(x, self.weight, self.bias, None)
 
 
 def mlp(x: Any, weight1: Any, bias1: Any, weight2: Any, bias2: Any, activation: str) -> Any:
     """Two linear layers and the activation between them."""
-    rough = activation == "gelu" and _is_rough(x)
-    if not rough and x.ndim and fit(products.DTYPES, x, weight1, bias1, weight2, bias2):
+    imprecise = activation == "gelu" and _is_imprecise_gelu(x)
+    if not imprecise and x.ndim and operands_fit(products.DTYPES, x, weight1, bias1, weight2, bias2):
         return mlps.mlp(x, weight1, bias1, weight2, bias2, activation)
     return F.linear(linear(x, weight1, bias1, activation), weight2, bias2)
 
 
 def conv2d(x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Any:
     """A convolution and the ReLU behind it."""
-    if x.ndim == 4 and x.numel() and fit(convolution.DTYPES, x, weight, bias):
+    if x.ndim == 4 and x.numel() and operands_fit(convolution.DTYPES, x, weight, bias):
         return convolution.conv2d(x, weight, bias, stride, padding, dilation, groups, "relu")
     return F.relu(F.conv2d(x, weight, bias, stride, padding, dilation, groups))
 
 
 # The folded filters of each filter, and what they were made of.
-_FOLDED: Any = WeakTensorKeyDictionary()
+_FOLDED_FILTERS: Any = WeakTensorKeyDictionary()
 
 
 def conv_of_norm(
@@ -139,19 +139,21 @@ def conv_of_norm(
     choices = (stride, padding, dilation, groups)
     if mean is None or variance is None:  # they were taken away: it normalizes by what it is given, in eval mode, too
         y = F.batch_norm(F.conv2d(x, weight, bias, *choices), None, None, gamma, beta, True, 0.0, eps)
-    elif not (x.ndim == 4 and x.numel() and fit(convolution.DTYPES, x, weight, bias, mean, variance, gamma, beta)):
+    elif not (
+        x.ndim == 4 and x.numel() and operands_fit(convolution.DTYPES, x, weight, bias, mean, variance, gamma, beta)
+    ):
         y = F.batch_norm(F.conv2d(x, weight, bias, *choices), mean, variance, gamma, beta, False, 0.0, eps)
     else:
-        weight, bias = _folded(weight, bias, gamma, beta, mean, variance, batches, eps)
+        weight, bias = _folded_filters(weight, bias, gamma, beta, mean, variance, batches, eps)
         shape = convolution.result_shape(x, weight, stride, padding, dilation)
-        if residual is None or (tuple(residual.shape) == shape and fit(convolution.DTYPES, x, residual)):
+        if residual is None or (tuple(residual.shape) == shape and operands_fit(convolution.DTYPES, x, residual)):
             return convolution.conv2d(x, weight, bias, *choices, "relu" if relu else None, residual)
         y = convolution.conv2d(x, weight, bias, *choices)
     y = y if residual is None else y + residual
     return F.relu(y) if relu else y
 
 
-def _folded(
+def _folded_filters(
     weight: Any, bias: Any, gamma: Any, beta: Any, mean: Any, variance: Any, batches: Any, eps: float
 ) -> tuple[Any, Any]:
     """The filters times the batch norm's scale, and its shift as a bias: kept until torch counts a change of any."""
@@ -160,11 +162,11 @@ def _folded(
     if followed or torch.compiler.is_compiling() or any(t.is_inference() for t in given):
         return _fold(weight, bias, gamma, beta, mean, variance, eps)
     seen = (eps, [(id(t), t.data_ptr(), t._version) for t in given])
-    kept = _FOLDED.get(weight)
+    kept = _FOLDED_FILTERS.get(weight)
     if kept is None or kept[0] != seen:
         with torch.no_grad(), torch.inference_mode(False):
             kept = (seen, _fold(weight, bias, gamma, beta, mean, variance, eps))
-        _FOLDED[weight] = kept
+        _FOLDED_FILTERS[weight] = kept
     found: tuple[Any, Any] = kept[1]
     return found
 
@@ -183,7 +185,14 @@ def gated(x: Any, weight: Any, bias: Any, gate: Any) -> Any:
     given = (x, weight, gate) if bias is None else (x, weight, gate, bias)
     halves = (torch.float16, torch.bfloat16)
     followed = torch.is_grad_enabled() and any(t.requires_grad for t in given)
-    fits = not followed and x.ndim and x.numel() and weight.numel() and fit(halves, *given) and _has_trees(x)
+    fits = (
+        not followed
+        and x.ndim
+        and x.numel()
+        and weight.numel()
+        and operands_fit(halves, *given)
+        and _has_tree_kernels(x)
+    )
     if fits and tuple(gate.shape) == (*x.shape[:-1], weight.shape[0]):
         leaves = {} if bias is None else {"bias": bias}
         return trees.tree_linear(x, weight, _silu_gate, gate=gate, **leaves)
@@ -192,7 +201,7 @@ def gated(x: Any, weight: Any, bias: Any, gate: Any) -> Any:
 
 def gated_activation(gate: Any, up: Any, mode: str) -> Any:
     """act(gate) · up, "silu" or the exact "gelu"."""
-    if isinstance(up, torch.Tensor) and gate.shape == up.shape and gate.numel() and _alike(gate, up):
+    if isinstance(up, torch.Tensor) and gate.shape == up.shape and gate.numel() and _have_one_dtype(gate, up):
         return gated_ops.gated_activation(gate, up, mode)
     return (F.silu(gate) if mode == "silu" else F.gelu(gate)) * up
 
@@ -204,14 +213,14 @@ def rope(q: Any, k: Any, cos: Any, sin: Any) -> Any:
     (batch, _, tokens, width), (rows, steps, turned) = q.shape, cos.shape
     if k.shape[0] != batch or k.shape[2:] != q.shape[2:] or rows not in (1, batch) or steps != tokens:
         return None
-    if turned != width or width % 2 or not q.numel() or not _alike(q, k, cos, sin):
+    if turned != width or width % 2 or not q.numel() or not _have_one_dtype(q, k, cos, sin):
         return None
     if torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad):
         return None
     return rotary.rope(q, k, cos, sin)
 
 
-def _alike(first: Any, *others: Any) -> bool:
+def _have_one_dtype(first: Any, *others: Any) -> bool:
     """Whether tensors have one dtype as they are, under autocast too, on one device that there are kernels for."""
     dtype, device = first.dtype, first.device
     if not (first.is_cuda or first.is_cpu) or dtype not in gated_ops.DTYPES or is_traceable_wrapper_subclass(first):
@@ -228,14 +237,14 @@ def _silu_gate(product: Any, gate: Any, bias: Any = None) -> Any:
     return evt.silu(product if bias is None else product + bias) * gate
 
 
-def _has_trees(x: Any) -> bool:
+def _has_tree_kernels(x: Any) -> bool:
     return not x.is_cuda or torch.cuda.get_device_capability(x.device) == (9, 0)
 
 
-def _normalizes(x: Any, shape: Sequence[int], *parameters: Any) -> bool:
+def _supports_norm(x: Any, shape: Sequence[int], *parameters: Any) -> bool:
     """Whether cuDNN's norm takes it; under autocast torch computes norms in f32, which is left to it."""
     on = x.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(x.device.type)
-    return not on and 0 not in tuple(shape) and fit(norms.DTYPES, x, *parameters)
+    return not on and 0 not in tuple(shape) and operands_fit(norms.DTYPES, x, *parameters)
 
 
 def layer_norm(x: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
@@ -243,24 +252,24 @@ def layer_norm(x: Any, normalized_shape: Any, weight: Any = None, bias: Any = No
 
     That of f32 on a GPU is torch's own: cuDNN's is up to twice as far off where the mean is some deviations.
     """
-    if eps > 0 and not (x.is_cuda and x.dtype is torch.float32) and _normalizes(x, normalized_shape, weight, bias):
+    if eps > 0 and not (x.is_cuda and x.dtype is torch.float32) and _supports_norm(x, normalized_shape, weight, bias):
         return norms.layer_norm(x, normalized_shape, weight, bias, eps)
     return F.layer_norm(x, normalized_shape, weight, bias, eps)
 
 
 def rms_norm(x: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Any:
     """torch.nn.functional.rms_norm."""
-    if (eps is None or eps > 0) and _normalizes(x, normalized_shape, weight):
+    if (eps is None or eps > 0) and _supports_norm(x, normalized_shape, weight):
         return norms.rms_norm(x, normalized_shape, weight, eps)
     return F.rms_norm(x, normalized_shape, weight, eps)
 
 
-def of_layer_norm(self: Any, x: Any) -> Any:
+def layer_norm_forward(self: Any, x: Any) -> Any:
     """The forward of a torch.nn.LayerNorm."""
     return layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
-def of_rms_norm(self: Any, x: Any) -> Any:
+def rms_norm_forward(self: Any, x: Any) -> Any:
     """The forward of a torch.nn.RMSNorm."""
     return rms_norm(x, self.normalized_shape, self.weight, self.eps)
 
@@ -296,9 +305,9 @@ def epsilon_of(module: Any) -> float | None:
     return found[0] if len(found) == 1 and isinstance(found[0], float) and found[0] > 0 else None
 
 
-def of_other_rms_norm(self: Any, x: Any) -> Any:
+def other_rms_norm_forward(self: Any, x: Any) -> Any:
     """The forward of such a module."""
-    if x.dtype == self.weight.dtype and _normalizes(x, self.weight.shape, self.weight):
+    if x.dtype == self.weight.dtype and _supports_norm(x, self.weight.shape, self.weight):
         return norms.rms_norm(x, self.weight.shape, self.weight, epsilon_of(self))
     return type(self).forward(self, x)
 
@@ -315,18 +324,20 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
 ) -> Any:
     """torch.nn.functional.scaled_dot_product_attention."""
-    if attends(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
-        return attend(query, key, value, attn_mask, dropout_p, is_causal, scale)
+    if supports_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
+        return run_attention(query, key, value, attn_mask, dropout_p, is_causal, scale)
     choices = (attn_mask, dropout_p, is_causal)
     return F.scaled_dot_product_attention(query, key, value, *choices, scale=scale, enable_gqa=enable_gqa)
 
 
-def attend(query: Any, key: Any, value: Any, mask: Any, dropout: float, is_causal: bool, scale: float | None) -> Any:
+def run_attention(
+    query: Any, key: Any, value: Any, mask: Any, dropout: float, is_causal: bool, scale: float | None
+) -> Any:
     """Attention that `attends` takes."""
     return attention.scaled_dot_product_attention(query, key, value, mask, dropout, is_causal, scale=scale)
 
 
-def attends(
+def supports_attention(
     query: Any,
     key: Any,
     value: Any,
@@ -338,14 +349,14 @@ def attends(
 ) -> bool:
     """Whether the op for attention takes the operands."""
     return (
-        fit(attention.DTYPES, query, key, value)
-        and _attends(query, key, value, scale, enable_gqa)
+        operands_fit(attention.DTYPES, query, key, value)
+        and _supports_shapes(query, key, value, scale, enable_gqa)
         and 0 <= dropout < 1
-        and _masks(mask, query, key, is_causal)
+        and _supports_mask(mask, query, key, is_causal)
     )
 
 
-def _masks(mask: Any, query: Any, key: Any, is_causal: bool) -> bool:
+def _supports_mask(mask: Any, query: Any, key: Any, is_causal: bool) -> bool:
     """Whether the op takes a mask; what torch does not take is left to it to refuse."""
     if mask is None:
         return True
@@ -356,7 +367,7 @@ def _masks(mask: Any, query: Any, key: Any, is_causal: bool) -> bool:
     return fits and known and not is_causal and dtype in (torch.bool, autocast(query)[0].dtype)
 
 
-def _attends(query: Any, key: Any, value: Any, scale: float | None, enable_gqa: bool) -> bool:
+def _supports_shapes(query: Any, key: Any, value: Any, scale: float | None, enable_gqa: bool) -> bool:
     """Whether cuDNN's attention takes the shapes, and their gradient."""
     if query.ndim != 4 or key.ndim != 4 or value.ndim != 4:
         return False
@@ -371,6 +382,6 @@ def _attends(query: Any, key: Any, value: Any, scale: float | None, enable_gqa: 
         return False
     if heads != groups and not (enable_gqa and heads % groups == 0):
         return False
-    if width % 8 or width_of_value % 8 or width > WIDEST or width_of_value > WIDEST:
+    if width % 8 or width_of_value % 8 or width > MAX_HEAD or width_of_value > MAX_HEAD:
         return False
     return (scale is None or scale > 0) and (queries > 1 or keys > 1)

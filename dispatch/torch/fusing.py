@@ -19,14 +19,14 @@ from torch import fx, nn
 from dispatch.checks import names_arguments
 from dispatch.errors import BadRequest
 from dispatch.torch import fused, torch_layers, transformers_attention, transformers_rotary
-from dispatch.torch.graphs import NAME, Graphs, of_model
+from dispatch.torch.forward_guards import ForwardGuards, call_counts
+from dispatch.torch.graphs import NAME, Graphs, graphed_forward
 from dispatch.torch.patterns import Note, Patterns
-from dispatch.torch.premises import Premises, called
 
 __all__ = ["Note", "Report", "fuse"]
 
 ATTENTION = "scaled_dot_product_attention"
-NORMS: dict[Any, Any] = {nn.LayerNorm: fused.of_layer_norm, nn.RMSNorm: fused.of_rms_norm}
+NORMS: dict[Any, Any] = {nn.LayerNorm: fused.layer_norm_forward, nn.RMSNorm: fused.rms_norm_forward}
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Report:
     graphs: Graphs | None = None
     _forwards: list[tuple[nn.Module, str, Any, Any]] = field(default_factory=list, repr=False)  # ours, that of before
     _configs: list[tuple[nn.Module, Any]] = field(default_factory=list, repr=False)
-    _taken: set[nn.Module] = field(default_factory=set, repr=False)  # whose weights the forward of a parent reads
+    _consumed: set[nn.Module] = field(default_factory=set, repr=False)  # whose weights the forward of a parent reads
 
     def undo(self) -> None:
         """Give all modules the forward that they had, and their configs, again; a second time it does nothing.
@@ -62,7 +62,7 @@ class Report:
             if self.graphs is not None and module.__dict__.get(NAME) is self.graphs:
                 del module.__dict__[NAME]
         for module, config in self._configs:
-            if transformers_attention.is_chosen(module):
+            if transformers_attention.is_replaced(module):
                 module.__dict__["config"] = config
         self._forwards.clear()
         self._configs.clear()
@@ -88,26 +88,26 @@ class Report:
         module.__dict__[name] = ours
         self._forwards.append((module, name, ours, before))
 
-    def _layer(self, where: str, module: nn.Module, linears: bool) -> None:
+    def _replace_layer(self, where: str, module: nn.Module, linears: bool) -> None:
         """What becomes of one of torch's layers for transformers."""
-        found = torch_layers.look(where, module, linears)
+        found = torch_layers.replacement_of(where, module, linears)
         for name, forward in found.forwards.items():
             self._install(module, forward, name)
         self.replaced += found.replaced
         self.kept += found.kept
-        self._taken.update(found.taken)
+        self._consumed.update(found.consumed)
 
-    def _linear(self, where: str, module: nn.Module) -> None:
+    def _replace_linear(self, where: str, module: nn.Module) -> None:
         """Have a Linear that is in no pattern call our op."""
         weight: Any = module.weight
         if weight.dtype not in fused.LINEAR_DTYPES:
             self.kept.append(Note(where, "Linear", f"no row has weights of {weight.dtype}"))
-        elif module not in self._taken:
-            self._install(module, fused.of_linear)
+        elif module not in self._consumed:
+            self._install(module, fused.linear_forward)
             self.replaced.append(Note(where, "Linear"))
             self.kept = [note for note in self.kept if (note.where, note.what) != (where, "Linear")]
 
-    def _record(self, model: nn.Module) -> None:
+    def _record_graphs(self, model: nn.Module) -> None:
         """Have calls of the model that look alike replayed as CUDA graphs."""
         what = "forward as a CUDA graph"  # and the backward pass as another
         if NAME in model.__dict__:
@@ -119,10 +119,10 @@ class Report:
             self.kept.append(Note("", what, "the model has a forward of its own"))
             return
         self.graphs = model.__dict__[NAME] = Graphs()
-        self._install(model, of_model(type(model).forward if inner is None else inner))
+        self._install(model, graphed_forward(type(model).forward if inner is None else inner))
         self.replaced.append(Note("", what))
 
-    def _turn(self, where: str, module: nn.Module) -> None:
+    def _replace_rotary(self, where: str, module: nn.Module) -> None:
         """Have a module of transformers call our rotary embedding, or note why not."""
         what = f"{type(module).__name__}: {transformers_rotary.NAME}"
         why = transformers_rotary.why_not(module)
@@ -134,14 +134,14 @@ class Report:
             self._install(module, transformers_rotary.forward_of(module))
             self.replaced.append(Note(where, what))
 
-    def _attend(self, where: str, module: nn.Module) -> None:
+    def _replace_attention(self, where: str, module: nn.Module) -> None:
         """Have a module of transformers call our attention, or note why not."""
         why = transformers_attention.why_not(module)
         if why:
             self.kept.append(Note(where, type(module).__name__, why))
             return
         config = module.__dict__["config"]
-        module.__dict__["config"] = transformers_attention.view_of(config)
+        module.__dict__["config"] = transformers_attention.config_view(config)
         self._configs.append((module, config))
         if not any(note.where.startswith(f"{where}.") and note.what == ATTENTION for note in self.replaced):
             self.replaced.append(Note(where, f"{type(module).__name__}: {ATTENTION}"))
@@ -215,30 +215,30 @@ def fuse(model: nn.Module, *, trees: bool = False, linears: bool = False, graphs
         kind = type(module)
         if "forward" in module.__dict__:
             report.kept.append(Note(where, kind.__name__, "it has a forward of its own already"))
-            if transformers_rotary.is_turned(module) and transformers_attention.attends(module):
-                report._attend(where, module)
+            if transformers_rotary.is_replaced(module) and transformers_attention.uses_attention_interface(module):
+                report._replace_attention(where, module)
         elif kind in NORMS:
             report._install(module, NORMS[kind])
             report.replaced.append(Note(where, kind.__name__))
         elif kind.__name__.endswith("RMSNorm") and _traceable(module):
             if fused.is_rms_norm(module):
-                report._install(module, fused.of_other_rms_norm)
+                report._install(module, fused.other_rms_norm_forward)
                 report.replaced.append(Note(where, kind.__name__))
             else:
                 report.kept.append(Note(where, kind.__name__, "it does not compute weight · x / √(mean of x² + eps)"))
         elif kind in torch_layers.KINDS:
-            report._layer(where, module, linears)
+            report._replace_layer(where, module, linears)
         elif kind is nn.Linear and linears:
-            report._linear(where, module)
+            report._replace_linear(where, module)
         elif _traceable(module):
-            if not transformers_attention.is_chosen(module):
+            if not transformers_attention.is_replaced(module):
                 _fuse_one(where, module, report, trees)
-            if transformers_rotary.turns(module):
-                report._turn(where, module)
-            if transformers_attention.attends(module):
-                report._attend(where, module)
+            if transformers_rotary.uses_rotary(module):
+                report._replace_rotary(where, module)
+            if transformers_attention.uses_attention_interface(module):
+                report._replace_attention(where, module)
     if graphs:
-        report._record(model)
+        report._record_graphs(model)
     return report
 
 
@@ -264,20 +264,20 @@ def _fuse_one(where: str, module: nn.Module, report: Report, trees: bool) -> Non
     finally:
         module.training = training
     searches = [Patterns(where, module, graph, mode, trees) for mode, graph in graphs.items()]
-    before = {mode: called(graph) for mode, graph in graphs.items()}
+    before = {mode: call_counts(graph) for mode, graph in graphs.items()}
     for patterns in searches:
         patterns.replace()
     report.kept += dict.fromkeys(note for patterns in searches for note in patterns.kept)
-    report._taken.update(*(patterns.taken for patterns in searches))
+    report._consumed.update(*(patterns.consumed for patterns in searches))
     replaced = dict.fromkeys(note for patterns in searches for note in patterns.replaced)
     if replaced:
         report.replaced += replaced
         forwards = {mode: type(fx.GraphModule(module, graph)).forward for mode, graph in graphs.items()}
-        premises = {mode: Premises(module, before[mode] - called(graph)) for mode, graph in graphs.items()}
-        report._install(module, _forward(forwards, premises, parameters))
+        guards = {mode: ForwardGuards(module, before[mode] - call_counts(graph)) for mode, graph in graphs.items()}
+        report._install(module, _guarded_forward(forwards, guards, parameters))
 
 
-class _Shallow(fx.Tracer):
+class _ShallowTracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return True
 
@@ -292,12 +292,14 @@ def _traced(module: nn.Module, parameters: list[inspect.Parameter]) -> fx.Graph:
     try:  # what the forward does to buffers alone, it does while it is traced
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about defaults that no assertion can be written for
-            return _Shallow().trace(module, defaults or None)
+            return _ShallowTracer().trace(module, defaults or None)
     finally:
         module.__dict__["_buffers"] = buffers
 
 
-def _forward(forwards: dict[bool, Any], premises: dict[bool, Premises], parameters: list[inspect.Parameter]) -> Any:
+def _guarded_forward(
+    forwards: dict[bool, Any], guards: dict[bool, ForwardGuards], parameters: list[inspect.Parameter]
+) -> Any:
     """A forward by the graphs for training and not, which have the parameters with defaults at these.
 
     Where the module is not as it was when they were made, its own forward runs.
@@ -306,11 +308,11 @@ def _forward(forwards: dict[bool, Any], premises: dict[bool, Premises], paramete
     count = sum(default is inspect.Parameter.empty for default in defaults.values())
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        found = premises[self.training]
-        if not (found.hold_while_traced if torch.compiler.is_compiling() else found.hold)(self):
+        found = guards[self.training]
+        if not (found.holds_while_compiling if torch.compiler.is_compiling() else found.holds_for)(self):
             return type(self).forward(self, *args, **kwargs)
         if kwargs or len(args) != count:
-            bound = _bound(defaults, args, kwargs)
+            bound = _bind_arguments(defaults, args, kwargs)
             if bound is None:
                 return type(self).forward(self, *args, **kwargs)
             args = bound
@@ -319,7 +321,7 @@ def _forward(forwards: dict[bool, Any], premises: dict[bool, Premises], paramete
     return forward
 
 
-def _bound(defaults: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+def _bind_arguments(defaults: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
     """The arguments without a default, in order; None if another has another value than its default, or none fits."""
     given = dict(zip(defaults, args, strict=False)) | kwargs
     if len(given) != len(args) + len(kwargs) or not given.keys() <= defaults.keys():

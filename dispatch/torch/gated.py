@@ -13,7 +13,7 @@ from dispatch.ops.gated import GatedActivationRequest as _GatedActivationRequest
 from dispatch.ops.gated import GatedMode
 from dispatch.ops.gated import gated_activation as _gated_activation
 from dispatch.ops.gated import gated_activation_bwd as _gated_activation_bwd
-from dispatch.torch.shared import check_tensors, define, followed, in_its_order, on_gpu, quiet
+from dispatch.torch.shared import check_tensors, define, empty_in_order_of, is_plain_inference, needs_gradient, on_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +39,7 @@ def gated_activation(gate: torch.Tensor, up: torch.Tensor, mode: str = "silu") -
     for f64, and rounded once. A gradient of the gradient is refused. Raises BadRequest for operands that do not fit.
     """
     y: torch.Tensor
-    if quiet():
+    if is_plain_inference():
         y = CALLS.run(gate, up, mode)
         if y is not CACHE_MISS:
             return y
@@ -48,7 +48,7 @@ def gated_activation(gate: torch.Tensor, up: torch.Tensor, mode: str = "silu") -
         raise BadRequest("up", f"shape {tuple(up.shape)}", f"{tuple(gate.shape)}, that of gate")
     if mode not in MODES:
         raise BadRequest("mode", repr(mode), f"one of {', '.join(MODES)}")
-    y = GATED(gate, up, mode) if followed(gate, up) or not GATED.direct(gate, up) else _inference(gate, up, mode)
+    y = GATED(gate, up, mode) if needs_gradient(gate, up) or not GATED.direct(gate, up) else _inference(gate, up, mode)
     return y
 
 
@@ -70,7 +70,7 @@ def _forward(gate: Any, up: Any, mode: str) -> Any:
 
 
 def _fake(gate: Any, _up: Any, _mode: str) -> Any:
-    return in_its_order(gate)
+    return empty_in_order_of(gate)
 
 
 def _vmap(info: Any, in_dims: Any, gate: Any, up: Any, mode: str) -> Any:
@@ -98,7 +98,7 @@ def _gradients(gate: Any, up: Any, dy: Any, mode: str) -> tuple[Any, Any]:
 
 
 def _gradients_fake(gate: Any, up: Any, _dy: Any, _mode: str) -> tuple[Any, Any]:
-    return in_its_order(gate), in_its_order(up)
+    return empty_in_order_of(gate), empty_in_order_of(up)
 
 
 GATED = define(

@@ -1,7 +1,7 @@
-"""What records CUDA graphs on one device and has them replayed one behind the other, for forwards and for training.
+"""Records the CUDA graphs of one device and keeps their replays in order, for forwards and for training steps.
 
-All graphs of a device are recorded on one stream, which is ours alone, and replayed one behind the other, on whichever
-stream is current: they share the workspaces of that stream.
+All graphs of a device are recorded on one stream of our own, and replayed one after the other, on whichever stream is
+current: they share the workspaces of that stream.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ if TYPE_CHECKING:
 __all__ = [
     "ACTIVE",
     "CONSTANTS",
-    "HostNumbers",
-    "LostCapture",
+    "FailedCapture",
+    "HostGenerators",
     "Pool",
     "Recorder",
+    "agree",
+    "first_line_of",
     "leaves_of",
-    "said_of",
-    "same",
     "version_of",
     "with_operands",
 ]
 
 
-# Recorders that record a training step now. Its gradients need the thread that runs all backward passes of a device:
-# nothing in there may wait for the recorder's lock meanwhile.
+# Recorders that are recording a training step. Its gradients need the thread that runs all backward passes of a device:
+# meanwhile that thread must not wait for the recorder's lock.
 ACTIVE: set[Any] = set()
 
 
-class LostCapture(Exception):
-    """A capture that ended in an error; the text says why."""
+class FailedCapture(Exception):
+    """A capture ended in an error; the text says why."""
 
 
 class Pool:
-    """Memory that some graphs share.
+    """Memory that several graphs share.
 
     Attributes:
-        handle: torch's name for it; another one after a capture that was lost.
+        handle: torch's handle of it; a new one after a failed capture.
     """
 
     def __init__(self, handle: Any) -> None:
@@ -60,24 +60,24 @@ class Recorder:
     """Records the graphs of one device.
 
     Attributes:
-        lock: who has it may record or replay.
-        stream: what is recorded, and run for a recording, runs on it.
+        lock: held while recording or replaying.
+        stream: on which graphs are recorded, and calls run for a recording.
         pool: the memory of graphs of forwards without gradients.
-        replayed: an event behind the last replay.
+        replayed: an event after the last replay.
     """
 
     def __init__(self, ordinal: int) -> None:
         self.lock = threading.RLock()
         self._ordinal = ordinal
-        self._own = device_of(f"cuda:{ordinal}").stream()  # torch's would be given to others, too
+        self._own_stream = device_of(f"cuda:{ordinal}").stream()  # torch's would be given to others, too
         with torch.cuda.device(ordinal), torch.inference_mode(False):
             external: Any = torch.cuda.ExternalStream
-            self.stream = external(self._own.c_handle.value)
+            self.stream = external(self._own_stream.c_handle.value)
             self.pool = self.new_pool()
             event: Any = torch.cuda.Event
             self.replayed = event()
             self.replayed.record()
-            self._nothing = torch.zeros(1, device="cuda")
+            self._dummy = torch.zeros(1, device="cuda")
 
     # -- capturing -------------------------------------------------------------------------------------------------
     @staticmethod
@@ -86,29 +86,29 @@ class Recorder:
         return Pool(torch.cuda.graph_pool_handle())
 
     def capture(self, pool: Pool, function: Callable[[], Any]) -> tuple[Any, Any]:
-        """A graph of what the function enqueues, and what it gave back; LostCapture where it cannot be captured."""
+        """A graph of what the function enqueues, and the result of the function; raises FailedCapture."""
         graph = torch.cuda.CUDAGraph()
         try:
-            with masks.kept_in_a_capture(), self._capturing(graph, pool):
+            with masks.cached_during_capture(), self._capturing(graph, pool):
                 found = function()
         except BaseException as error:
             graph.reset()
-            self._mend(pool)
+            self._recover(pool)
             if not isinstance(error, Exception):  # Ctrl-C
                 raise
             cause: BaseException = error
-            while cause.__context__ is not None:  # the end of a capture that was lost raises, too
+            while cause.__context__ is not None:  # the end of a failed capture raises, too
                 cause = cause.__context__
-            raise LostCapture(said_of(cause)) from None
+            raise FailedCapture(first_line_of(cause)) from None
         return graph, found
 
     @contextmanager
     def _capturing(self, graph: Any, pool: Pool) -> Iterator[None]:
-        """Capture with workspaces of cuBLAS that are the pool's own.
+        """Capture with workspaces of cuBLAS that belong to the pool.
 
-        torch keeps one for each stream, and whoever has all of them given back, as torch.compile does before it records
-        graphs of its own, would take one that was there before the capture away from the graph: a replay then wrote to
-        memory that was not there any more.
+        torch keeps one workspace for each stream. Whoever has all of them freed, as torch.compile does before it
+        records graphs of its own, would also free one that a graph uses but that was allocated before the capture: a
+        replay then wrote to freed memory.
         """
         _give_workspaces_back()
         try:
@@ -117,21 +117,21 @@ class Recorder:
         finally:
             _give_workspaces_back()
 
-    def _mend(self, pool: Pool) -> None:
-        """After a capture that was lost: torch (2.11) goes on to take its generator and its allocator for captured.
+    def _recover(self, pool: Pool) -> None:
+        """Recover from a failed capture: torch (2.11) still takes its generator and its allocator for captured.
 
-        That a forward waits for the GPU is not known before: models of transformers do so only where nobody captures.
+        Whether a forward waits for the GPU is not known in advance: models of transformers do so only outside captures.
         """
-        with suppress(RuntimeError, AttributeError):  # of a torch whose end of a capture does it
+        with suppress(RuntimeError, AttributeError):  # in a torch that does it at the end of a capture
             torch._C._cuda_endAllocateToPool(self._ordinal, pool.handle)
         pool.handle = torch.cuda.graph_pool_handle()
         with self._capturing(torch.cuda.CUDAGraph(), pool):
-            self._nothing.zero_()
+            self._dummy.zero_()
 
     # -- order -----------------------------------------------------------------------------------------------------
     @contextmanager
-    def beside(self) -> Iterator[None]:
-        """Run what is in here on our own stream, behind the current one and all replays, and that one behind it."""
+    def on_own_stream(self) -> Iterator[None]:
+        """Run the block on our own stream, after the current one and all replays; the current one waits for it."""
         current = torch.cuda.current_stream()
         current.wait_event(self.replayed)
         self.stream.wait_stream(current)
@@ -144,13 +144,13 @@ class Recorder:
             self.replayed.record()
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Replay in here, on the current stream, behind the replays before; the next ones are behind this."""
+    def in_order(self) -> Iterator[None]:
+        """Replay in the block, on the current stream: after all earlier replays and before all later ones."""
         with self.lock:
             self.wait()
             try:
                 yield
-            finally:  # where Ctrl-C or a lack of memory ends it, what was enqueued is still to be waited for
+            finally:  # even if Ctrl-C or a lack of memory ends it, later replays must wait for what was enqueued
                 self.replayed.record()
 
     def wait(self) -> None:
@@ -158,7 +158,7 @@ class Recorder:
         torch.cuda.current_stream().wait_event(self.replayed)
 
     def finish(self) -> None:
-        """Wait for the last replay, which may read and write what goes away now."""
+        """Wait on the host for the last replay, which may use memory that is freed next."""
         self.replayed.synchronize()
 
     # -- random numbers --------------------------------------------------------------------------------------------
@@ -166,43 +166,43 @@ class Recorder:
         """The generator of the device, from which replays draw as the forward does."""
         return torch.cuda.default_generators[self._ordinal]
 
-    def host_numbers(self) -> HostNumbers:
-        """How the generators of the host stand."""
-        return HostNumbers()
+    def host_generators(self) -> HostGenerators:
+        """The present state of the generators of the host."""
+        return HostGenerators()
 
 
 def _give_workspaces_back() -> None:
-    """Have torch forget the workspaces of cuBLAS, whose memory is its allocator's again, in stream order."""
+    """Have torch free the workspaces of cuBLAS, whose memory returns to its allocator in stream order."""
     with suppress(AttributeError):  # of a torch that has no such function
         torch._C._cuda_clearCublasWorkspaces()
 
 
-class HostNumbers:
-    """How the generators of the host stood: a graph does not draw what a forward draws from them."""
+class HostGenerators:
+    """The state of the generators of the host: a replay does not draw what a forward draws from them."""
 
     def __init__(self) -> None:
         self._python = random.getstate()
         self._torch = torch.get_rng_state()
-        self._numpy = _numpys()
+        self._numpy = _numpy_state()
 
-    def are_as_before(self) -> bool:
+    def are_unchanged(self) -> bool:
         """Whether nothing was drawn meanwhile."""
         return (
             random.getstate() == self._python
             and torch.equal(torch.get_rng_state(), self._torch)
-            and repr(_numpys()) == repr(self._numpy)
+            and repr(_numpy_state()) == repr(self._numpy)
         )
 
     def restore(self) -> None:
-        """Have them draw again what they drew since."""
+        """Set the generators back to this state."""
         random.setstate(self._python)
         torch.set_rng_state(self._torch)
         if self._numpy is not None:
             sys.modules["numpy.random"].set_state(self._numpy)
 
 
-def _numpys() -> Any:
-    """The state of NumPy's generator, where somebody uses NumPy, as lists and numbers."""
+def _numpy_state() -> Any:
+    """The state of NumPy's generator as lists and numbers; None if NumPy's is not imported."""
     module: Any = sys.modules.get("numpy.random")
     if module is None:
         return None
@@ -210,7 +210,7 @@ def _numpys() -> Any:
     return (name, key.tolist(), *others)
 
 
-def said_of(error: BaseException) -> str:
+def first_line_of(error: BaseException) -> str:
     """The first line of what an error says."""
     return [*str(error).strip().splitlines(), type(error).__name__][0]
 
@@ -220,43 +220,43 @@ CONSTANTS = frozenset((int, float, bool, str, type(None), torch.dtype, torch.dev
 
 
 def version_of(t: torch.Tensor) -> int:
-    """How often torch counted a change of a tensor; nothing is counted of those of inference."""
+    """How many changes of a tensor torch has counted; -1 for inference tensors, which have no counter."""
     return -1 if t.is_inference() else t._version
 
 
 def with_operands(own: list[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """The arguments with tensors of our own in the place of the caller's."""
+    """The arguments with our own tensors in place of the caller's."""
     left = iter(own)
     args = tuple(next(left) if type(x) is torch.Tensor else x for x in args)
     return args, {name: next(left) if type(x) is torch.Tensor else x for name, x in kwargs.items()}
 
 
 def leaves_of(y: Any) -> list[Any]:
-    """What a result consists of, the tensors copied."""
+    """The leaves of a result, its tensors copied."""
     return [x.clone() if type(x) is torch.Tensor else x for x in _pytree.tree_leaves(y)]
 
 
-def same(one: list[Any], other: list[Any], eps: float | None = None) -> bool:
-    """Whether two results are one but for rounding: kernels may add in another order, or be others under capture.
+def agree(one: list[Any], other: list[Any], eps: float | None = None) -> bool:
+    """Whether two results agree up to rounding: kernels may add in another order, or be others under capture.
 
-    Each tensor's error is measured by its own norm; with `eps`, what the roughest dtype in them rounds to, also by that
-    of an average one of its size: some gradients are 0 but for rounding, as that of a bias of attention's keys.
+    Each tensor's error is measured by its own norm; with `eps`, the roundoff of the least precise dtype among them,
+    also by the norm of an average tensor of its size: some gradients are 0 but for rounding, as that of a key's bias.
     """
     if len(one) != len(other):
         return False
     floor = 0.0 if eps is None else _root_mean_square(one)
-    return all(_alike(a, b, eps, floor) for a, b in zip(one, other, strict=True))
+    return all(_tensors_agree(a, b, eps, floor) for a, b in zip(one, other, strict=True))
 
 
 def _root_mean_square(values: list[Any]) -> float:
-    """That of all numbers in all tensors, of those that are finite."""
+    """The root mean square of all numbers in all tensors; those that are not finite count as 0."""
     tensors = [x for x in values if type(x) is torch.Tensor and x.is_floating_point()]
     count = sum(x.numel() for x in tensors)
     total = sum(float(x.detach().double().nan_to_num(0, 0, 0).square().sum()) for x in tensors)
     return (total / count) ** 0.5 if count else 0.0
 
 
-def _alike(a: Any, b: Any, eps: float | None, floor: float) -> bool:
+def _tensors_agree(a: Any, b: Any, eps: float | None, floor: float) -> bool:
     if type(a) is not torch.Tensor or type(b) is not torch.Tensor:
         return type(a) is type(b) and bool(a == b)
     if a.shape != b.shape or a.dtype != b.dtype:

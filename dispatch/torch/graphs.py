@@ -25,28 +25,30 @@ from dispatch.torch import training_graphs
 from dispatch.torch.graph_recorder import (
     ACTIVE,
     CONSTANTS,
-    LostCapture,
+    FailedCapture,
     Recorder,
+    agree,
     leaves_of,
-    same,
     version_of,
     with_operands,
 )
 from dispatch.torch.model_state import ModelState
-from dispatch.torch.shared import on_gpu, quiet
+from dispatch.torch.shared import is_plain_inference, on_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import nn
 
-__all__ = ["NAME", "Graphs", "of_model"]
+__all__ = ["NAME", "Graphs", "graphed_forward"]
 
 NAME = "_dispatch_graphs"  # where a model keeps its own
-BEFORE = 3  # calls that look alike and run themselves before one is recorded: plans are learnt meanwhile
-MOST = 16  # graphs of a model: the one that was replayed longest ago makes room
-SEEN = 512  # kinds of calls that are counted
-FAILURES = 2  # recordings that end in an error before none is tried any more: torch's allocator may suffer from each
+RUNS_BEFORE = 3  # calls that look alike and run themselves before one is recorded: plans are learnt meanwhile
+MAX_GRAPHS = 16  # graphs of a model: the one that was replayed longest ago makes room
+MAX_KINDS = 512  # kinds of calls that are counted
+MAX_FAILURES = (
+    2  # recordings that end in an error before none is tried any more: torch's allocator may suffer from each
+)
 
 
 class Graphs:
@@ -63,8 +65,8 @@ class Graphs:
         self.replayed = 0
         self.reasons: Counter[str] = Counter()
         self._training = training_graphs.Training(self)
-        self._kept: OrderedDict[Any, _Graph] = OrderedDict()
-        self._seen: OrderedDict[Any, int | str] = OrderedDict()  # how often, or why it is not recorded
+        self._graphs: OrderedDict[Any, _Graph] = OrderedDict()
+        self._call_counts: OrderedDict[Any, int | str] = OrderedDict()  # how often, or why it is not recorded
         self._failures = 0
         self._lock = threading.Lock()
 
@@ -107,15 +109,15 @@ class Graphs:
     def _find(self, key: Any) -> _Graph | None:
         """The graph of calls like this one, unless the model is another meanwhile."""
         with self._lock:
-            graph = self._kept.get(key)
+            graph = self._graphs.get(key)
             if graph is None:
                 return None
-            if graph.stands():
-                self._kept.move_to_end(key)
+            if graph.is_valid():
+                self._graphs.move_to_end(key)
                 self.replayed += 1
                 return graph
-            del self._kept[key]
-            self._seen.pop(key, None)
+            del self._graphs[key]
+            self._call_counts.pop(key, None)
         graph.finish()
         return None
 
@@ -129,45 +131,45 @@ class Graphs:
         tensors: list[torch.Tensor],
     ) -> tuple[Any] | str:
         """The result of a call that is made itself, or of its graph if it was made often enough; or why of neither."""
-        count = self._seen.get(key, 0)
+        count = self._call_counts.get(key, 0)
         if isinstance(count, str):
             return count
         if model.training:
             return "the model is in training mode: model.eval()"
-        if self._failures >= FAILURES:
+        if self._failures >= MAX_FAILURES:
             return "recordings of other calls failed"
-        if count < BEFORE:
+        if count < RUNS_BEFORE:
             state = ModelState(model)
             if why := state.why_not():
                 return why
             versions = [(t, version_of(t)) for t in (*state.tensors, *tensors)]
             y = forward(*args, **kwargs)
             self.reasons["it is learnt"] += 1
-            self._note(key, _restless(state, versions, y) or count + 1)
+            self._remember(key, _why_not_recordable(state, versions, y) or count + 1)
             return (y,)
         recorder = _recorder(tensors[0].get_device())
         found = recorder.record(model, forward, args, kwargs, tensors)
         if isinstance(found, str):
             self._failures += recorder.failed
-            self._note(key, found)
+            self._remember(key, found)
             return found
         self.recorded += 1
         self.replayed += 1
         with self._lock:
-            self._kept[key] = found
-            outdated = self._kept.popitem(last=False)[1] if len(self._kept) > MOST else None
+            self._graphs[key] = found
+            outdated = self._graphs.popitem(last=False)[1] if len(self._graphs) > MAX_GRAPHS else None
         if outdated is not None:
             outdated.finish()
         return (found.replay(tensors),)
 
-    def _note(self, key: Any, what: int | str) -> None:
+    def _remember(self, key: Any, what: int | str) -> None:
         with self._lock:
-            self._seen[key] = what
-            while len(self._seen) > SEEN:
-                self._seen.popitem(last=False)
+            self._call_counts[key] = what
+            while len(self._call_counts) > MAX_KINDS:
+                self._call_counts.popitem(last=False)
 
 
-def of_model(inner: Callable[..., Any]) -> Callable[..., Any]:
+def graphed_forward(inner: Callable[..., Any]) -> Callable[..., Any]:
     """The forward of a model that keeps `Graphs`, over its forward of before as a function of the model."""
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -191,7 +193,7 @@ def _key(args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tens
     mode = training_graphs.modes() if followed else None
     if type(mode) is str:
         return mode
-    if not followed and not quiet():
+    if not followed and not is_plain_inference():
         return "torch compiles, traces, transforms, profiles or casts it"
     parts: list[Any] = [mode, len(args), *kwargs]
     for x in chain(args, kwargs.values()):
@@ -220,16 +222,16 @@ _current_device: Callable[[], int] = torch.cuda.current_device
 _captured: Callable[[], bool] = torch.cuda.is_current_stream_capturing
 
 
-def _restless(state: ModelState, versions: list[tuple[torch.Tensor, int]], y: Any) -> str:
+def _why_not_recordable(state: ModelState, versions: list[tuple[torch.Tensor, int]], y: Any) -> str:
     """Why a call that was made cannot be recorded; empty where nothing speaks against it."""
     if any(version_of(t) != before for t, before in versions):
         return "it writes to its operands, parameters or buffers"
     leaves = _pytree.tree_leaves(y)
-    odd = next((x for x in leaves if type(x) is not torch.Tensor and type(x) not in CONSTANTS), None)
-    if odd is not None:
-        return f"it gives back a {type(odd).__name__}, which is no tensor"
-    own = {t.untyped_storage().data_ptr() for t in state.tensors}
-    if any(x.untyped_storage().data_ptr() in own for x in leaves if type(x) is torch.Tensor):
+    unknown = next((x for x in leaves if type(x) is not torch.Tensor and type(x) not in CONSTANTS), None)
+    if unknown is not None:
+        return f"it gives back a {type(unknown).__name__}, which is no tensor"
+    inputs = {t.untyped_storage().data_ptr() for t in state.tensors}
+    if any(x.untyped_storage().data_ptr() in inputs for x in leaves if type(x) is torch.Tensor):
         return "it gives back memory of a parameter or buffer"
     return ""
 
@@ -254,8 +256,8 @@ class _Recorder(Recorder):
             current = torch.cuda.current_stream()
             self.wait()
             with torch.inference_mode(False), torch.no_grad():
-                own = [torch.empty_like(x).copy_(x) for x in tensors]
-            args, kwargs = with_operands(own, args, kwargs)
+                inputs = [torch.empty_like(x).copy_(x) for x in tensors]
+            args, kwargs = with_operands(inputs, args, kwargs)
             self.stream.wait_stream(current)
             with torch.cuda.stream(self.stream):
                 expected, again = (leaves_of(forward(*args, **kwargs)) for _ in range(2))
@@ -263,18 +265,18 @@ class _Recorder(Recorder):
             self.stream.synchronize()
             try:
                 graph, y = self.capture(self.pool, lambda: forward(*args, **kwargs))
-            except LostCapture as error:
+            except FailedCapture as error:
                 self.failed = True
                 return f"it cannot be captured: {error}"
             leaves, spec = _pytree.tree_flatten(y)
-            found = _Graph(self, graph, state, own, leaves, spec)
+            found = _Graph(self, graph, state, inputs, leaves, spec)
             graph.replay()
             current.synchronize()
-            if not same(expected, again):
+            if not agree(expected, again):
                 return "two calls of it with the same operands differ"
-            if not same(expected, leaves_of(y)):
+            if not agree(expected, leaves_of(y)):
                 return "its graph gives other results than it does: it depends on more than its operands"
-            if not state.is_as_it_was():
+            if not state.is_unchanged():
                 return "it sets attributes at each call"
             self.replayed.record()
             return found
@@ -283,21 +285,27 @@ class _Recorder(Recorder):
 class _Graph:
     """One recorded call: where it reads its operands, where it writes its results."""
 
-    __slots__ = ("_graph", "_leaves", "_own", "_recorder", "_spec", "_state")
+    __slots__ = ("_graph", "_inputs", "_leaves", "_recorder", "_spec", "_state")
 
     def __init__(
-        self, recorder: _Recorder, graph: Any, state: ModelState, own: list[torch.Tensor], leaves: list[Any], spec: Any
+        self,
+        recorder: _Recorder,
+        graph: Any,
+        state: ModelState,
+        inputs: list[torch.Tensor],
+        leaves: list[Any],
+        spec: Any,
     ) -> None:
         self._recorder, self._graph, self._state = recorder, graph, state
-        self._own, self._leaves, self._spec = own, leaves, spec
+        self._inputs, self._leaves, self._spec = inputs, leaves, spec
 
     def finish(self) -> None:
         """Wait for the last replay, which may read and write what goes away with this."""
         self._recorder.finish()
 
-    def stands(self) -> bool:
+    def is_valid(self) -> bool:
         """Whether the model is as it was recorded."""
-        return self._state.is_as_it_was()
+        return self._state.is_unchanged()
 
     def replay(self, tensors: list[torch.Tensor]) -> Any:
         """What the forward gives for these operands, in memory of the caller's."""
@@ -307,7 +315,7 @@ class _Graph:
             copies: dict[int, Any] = {}
             try:
                 with torch.inference_mode(False), torch.no_grad():
-                    torch._foreach_copy_(self._own, tensors)
+                    torch._foreach_copy_(self._inputs, tensors)
                 self._graph.replay()
                 for x in self._leaves:
                     if type(x) is torch.Tensor and id(x) not in copies:
@@ -318,11 +326,11 @@ class _Graph:
 
 
 _RECORDERS: dict[int, _Recorder] = {}
-_MAKING = threading.Lock()
+_RECORDERS_LOCK = threading.Lock()
 
 
 def _recorder(ordinal: int) -> _Recorder:
-    with _MAKING:
+    with _RECORDERS_LOCK:
         if ordinal not in _RECORDERS:
             _RECORDERS[ordinal] = _Recorder(ordinal)
         return _RECORDERS[ordinal]

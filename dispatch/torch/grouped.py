@@ -10,7 +10,7 @@ import torch
 
 from dispatch.errors import BadRequest
 from dispatch.ops.grouped_matmul import grouped_matmul as _grouped_matmul
-from dispatch.torch.shared import autocast, check_tensors, define, lines_at_16, nothing
+from dispatch.torch.shared import autocast, check_tensors, define, empty_result, lines_at_16
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -106,9 +106,9 @@ def _gradients(
     dy: Any, x: Any, weight: Any, ends: Any, known: list[int], of_x: bool, of_weight: bool
 ) -> tuple[Any, Any]:
     """dx and dweight."""
-    dx = _product(dy, weight, ends) if of_x else nothing(x)
+    dx = _product(dy, weight, ends) if of_x else empty_result(x)
     if not of_weight:
-        return dx, nothing(weight)
+        return dx, empty_result(weight)
     dweight, begin = weight.new_zeros(weight.shape), 0
     for group, end in enumerate(known or ends.tolist()):
         if end > begin:
@@ -120,8 +120,8 @@ def _gradients(
 def _gradients_fake(
     _dy: Any, x: Any, weight: Any, _ends: Any, _known: list[int], of_x: bool, of_weight: bool
 ) -> tuple[Any, Any]:
-    dx = x.new_empty(x.shape) if of_x else nothing(x)
-    return dx, weight.new_empty(weight.shape) if of_weight else nothing(weight)
+    dx = x.new_empty(x.shape) if of_x else empty_result(x)
+    return dx, weight.new_empty(weight.shape) if of_weight else empty_result(weight)
 
 
 GROUPED = define(

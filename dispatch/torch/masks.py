@@ -15,42 +15,42 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["added", "kept_in_a_capture"]
+__all__ = ["additive_mask", "cached_during_capture"]
 
 # What is added to the score of a key that is not seen: far below any other, and finite also times log₂ e in f32.
-NEVER = {torch.float16: -65504.0, torch.bfloat16: -1e30}
+MASKED_SCORE = {torch.float16: -65504.0, torch.bfloat16: -1e30}
 
 
-class _Recording(threading.local):
+class _CaptureCache(threading.local):
     """What masks came to in the recording that this thread makes, with each mask, so that it is not gone; else None."""
 
     converted: dict[Any, tuple[torch.Tensor, tuple[Any, Any]]] | None = None
 
 
-_recording = _Recording()
+_capture_cache = _CaptureCache()
 
 
 @contextmanager
-def kept_in_a_capture() -> Iterator[None]:
+def cached_during_capture() -> Iterator[None]:
     """Masks that are converted in here, on the one stream that is captured, are known until its end."""
-    before, _recording.converted = _recording.converted, {}
+    before, _capture_cache.converted = _capture_cache.converted, {}
     try:
         yield
     finally:
-        _recording.converted = before
+        _capture_cache.converted = before
 
 
-def added(mask: torch.Tensor, dtype: torch.dtype, queries: int, keys: int) -> tuple[Any, Any]:
+def additive_mask(mask: torch.Tensor, dtype: torch.dtype, queries: int, keys: int) -> tuple[Any, Any]:
     """What is added to scores in a dtype, (B or 1, H or 1, Sq, Skv), and which queries see no key.
 
     `mask` broadcasts to the scores: bools, or numbers in that dtype.
     """
-    if torch.compiler.is_compiling() or _recording.converted is None or mask.is_inference():
+    if torch.compiler.is_compiling() or _capture_cache.converted is None or mask.is_inference():
         return _convert(mask, dtype, queries, keys)
     seen = (id(mask), mask._version, mask.data_ptr(), mask.shape, mask.stride(), dtype, queries, keys)
-    kept = _recording.converted.get(seen)
+    kept = _capture_cache.converted.get(seen)
     if kept is None:
-        kept = _recording.converted[seen] = (mask, _convert(mask, dtype, queries, keys))
+        kept = _capture_cache.converted[seen] = (mask, _convert(mask, dtype, queries, keys))
     return kept[1]
 
 
@@ -58,8 +58,8 @@ def _convert(mask: Any, dtype: torch.dtype, queries: int, keys: int) -> tuple[An
     """cuDNN is given finite numbers alone: a row of -∞ would be NaN."""
     mask = mask.reshape(*(1,) * (4 - mask.ndim), *mask.shape)
     mask = mask.expand(*mask.shape[:2], queries, keys)
-    never = NEVER[dtype]
+    masked_score = MASKED_SCORE[dtype]
     if mask.dtype == torch.bool:
-        return torch.where(mask, mask.new_zeros((), dtype=dtype), never), ~mask.any(-1, keepdim=True)
+        return torch.where(mask, mask.new_zeros((), dtype=dtype), masked_score), ~mask.any(-1, keepdim=True)
     # What is lower than that has no weight either, but beside others as low it has its share, as in torch.
-    return mask.clamp(min=never), (mask.detach() == -torch.inf).all(-1, keepdim=True)
+    return mask.clamp(min=masked_score), (mask.detach() == -torch.inf).all(-1, keepdim=True)

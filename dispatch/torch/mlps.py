@@ -11,7 +11,7 @@ from dispatch.keys import Epilogue
 from dispatch.ops.matmul import matmul as _matmul
 from dispatch.torch import products
 from dispatch.torch.products import argument_fake, dense_lines, weight_gradients
-from dispatch.torch.shared import autocast, check_tensors, define, dense, leading, nothing, rows_of
+from dispatch.torch.shared import autocast, check_tensors, define, dense, empty_result, move_vmap_axis, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,11 +83,11 @@ def _forward(
     if keep and activation == "relu" and n % MASK:  # the library leaves the bits behind the last column as they are
         given["aux"] = x.new_zeros(mask_shape(rows.shape[0], n), dtype=torch.uint8)
     found = matmul(rows, dense_lines(weight1).t(), epilogue=epilogue, **given)
-    hidden, slopes = found if keep else (found, nothing(x))
+    hidden, slopes = found if keep else (found, empty_result(x))
     given = {} if bias2 is None else {"bias": dense(bias2)}
     epilogue = Epilogue.NONE if bias2 is None else Epilogue.BIAS
     y = matmul(hidden, dense_lines(weight2).t(), epilogue=epilogue, **given)
-    return y.view(*x.shape[:-1], weight2.shape[0]), hidden if keep else nothing(x), slopes
+    return y.view(*x.shape[:-1], weight2.shape[0]), hidden if keep else empty_result(x), slopes
 
 
 def _forward_fake(
@@ -95,7 +95,7 @@ def _forward_fake(
 ) -> tuple[Any, Any, Any]:
     y = x.new_empty((*x.shape[:-1], weight2.shape[0]))
     if not keep:
-        return y, nothing(x), nothing(x)
+        return y, empty_result(x), empty_result(x)
     n = weight1.shape[0]
     argument = argument_fake(x, n)
     hidden = x.new_empty(argument.shape)
@@ -111,7 +111,7 @@ def mask_shape(rows: Any, n: Any) -> tuple[Any, Any]:
 
 def _forward_vmap(info: Any, in_dims: Any, *operands: Any) -> Any:
     """x alone may have an axis more, which becomes a leading one; nothing is then kept for the gradient."""
-    *given, activation, _ = leading("mlp", info, in_dims, operands)
+    *given, activation, _ = move_vmap_axis("mlp", info, in_dims, operands)
     return MLP(*given, activation, False), (0, None, None)
 
 
@@ -142,7 +142,7 @@ def _gradients(
     """dx, dweight1, dbias1, dweight2, dbias2."""
     dy = rows_of(dy)
     second = weight_gradients(dy, hidden, *needs[3:])
-    dx, dweight1, dbias1 = (nothing(x) for _ in range(3))
+    dx, dweight1, dbias1 = (empty_result(x) for _ in range(3))
     if any(needs[:3]):
         if activation == "gelu":
             # cuBLASLt has no kernel that ends with GELU's slope at these extents, and runs one of its own behind the
@@ -167,7 +167,7 @@ def _gradients_fake(
     _dy: Any, x: Any, weight1: Any, weight2: Any, _hidden: Any, _slopes: Any, _activation: str, needs: list[bool]
 ) -> tuple[Any, ...]:
     shapes = (x.shape, weight1.shape, weight1.shape[:1], weight2.shape, weight2.shape[:1])
-    return tuple(x.new_empty(shape) if need else nothing(x) for shape, need in zip(shapes, needs, strict=True))
+    return tuple(x.new_empty(shape) if need else empty_result(x) for shape, need in zip(shapes, needs, strict=True))
 
 
 MLP = define(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["ModelState", "TrainedState"]
 
 _END = object()
-_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 class ModelState:
@@ -37,21 +37,21 @@ class ModelState:
         self._dicts: list[dict[str, Any]] = []
         for m in modules:
             self._dicts += [m.__dict__, m._parameters, m._buffers, m._modules]
-        self._values = list(self._now())
+        self._values = list(self._current_values())
         self._hooks = [h for m in modules for h in (m._forward_hooks, m._forward_pre_hooks)]
         self.tensors = [x for x in self._values if isinstance(x, torch.Tensor)]
-        self._layouts = self._layouts_now()
+        self._layouts = self._current_layouts()
 
-    def _layouts_now(self) -> list[tuple[Any, ...]]:
+    def _current_layouts(self) -> list[tuple[Any, ...]]:
         """Where and how the tensors lie: x.data = other changes it, and x is the same object."""
         return [(t.data_ptr(), t.dtype, t.shape, t.stride()) for t in self.tensors]
 
-    def _now(self) -> Iterator[Any]:
+    def _current_values(self) -> Iterator[Any]:
         return chain(chain.from_iterable(map(dict.values, self._dicts)), (_END,))
 
     def why_not(self) -> str:
         """Why a recording would not stand for the model's calls; empty where it would."""
-        if any(type(t) not in _PLAIN for t in self.tensors):
+        if any(type(t) not in _PLAIN_TYPES for t in self.tensors):
             return "a parameter is no plain tensor"
         if any(not on_gpu(t) for t in self.tensors if t.numel() > 1):
             return "a part of the model is not on the GPU"
@@ -60,11 +60,11 @@ class ModelState:
     def is_hooked(self) -> bool:
         return any(map(len, self._hooks)) or _hooked_everywhere()
 
-    def is_as_it_was(self) -> bool:
+    def is_unchanged(self) -> bool:
         """Whether everything is the same object, and lies where and as it did when this was made."""
         return (
-            all(map(operator.is_, self._now(), self._values))
-            and self._layouts_now() == self._layouts
+            all(map(operator.is_, self._current_values(), self._values))
+            and self._current_layouts() == self._layouts
             and not self.is_hooked()
         )
 
@@ -77,17 +77,17 @@ class TrainedState(ModelState):
         buffers: tensors that the forward may write to.
     """
 
-    __slots__ = ("_asked", "_gradient_hooks", "buffers", "parameters")
+    __slots__ = ("_gradient_hooks", "_requires_grad", "buffers", "parameters")
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
         modules = list(model.modules())
         self._gradient_hooks = [h for m in modules for h in (m._backward_hooks, m._backward_pre_hooks)]
-        self._asked = self._asked_now()
+        self._requires_grad = self._current_requires_grad()
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.buffers = list({id(b): b for m in modules for b in m._buffers.values() if b is not None}.values())
 
-    def _asked_now(self) -> list[bool]:
+    def _current_requires_grad(self) -> list[bool]:
         return [t.requires_grad for t in self.tensors]
 
     def why_not(self) -> str:
@@ -102,8 +102,8 @@ class TrainedState(ModelState):
     def is_hooked(self) -> bool:
         return super().is_hooked() or any(map(len, self._gradient_hooks)) or _gradients_hooked_everywhere()
 
-    def is_as_it_was(self) -> bool:
-        return super().is_as_it_was() and self._asked_now() == self._asked
+    def is_unchanged(self) -> bool:
+        return super().is_unchanged() and self._current_requires_grad() == self._requires_grad
 
 
 def _gradients_hooked_everywhere() -> bool:

@@ -14,7 +14,16 @@ from dispatch.ops.norm import NormFwdRequest as _NormFwdRequest
 from dispatch.ops.norm import NormMode
 from dispatch.ops.norm import norm_bwd as _norm_bwd
 from dispatch.ops.norm import norm_fwd as _norm_fwd
-from dispatch.torch.shared import check_tensors, define, dense, followed, leading, nothing, on_gpu, quiet
+from dispatch.torch.shared import (
+    check_tensors,
+    define,
+    dense,
+    empty_result,
+    is_plain_inference,
+    move_vmap_axis,
+    needs_gradient,
+    on_gpu,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -65,7 +74,7 @@ def _normalized(mode: str, x: Any, normalized_shape: Sequence[int], weight: Any,
     y: torch.Tensor
     if type(normalized_shape) in (torch.Size, list):
         normalized_shape = tuple(normalized_shape)
-    if weight is not None and quiet():
+    if weight is not None and is_plain_inference():
         y = CALLS.run(x, weight, bias, mode, eps, normalized_shape)
         if y is not CACHE_MISS:
             return y
@@ -92,7 +101,7 @@ def _normalized(mode: str, x: Any, normalized_shape: Sequence[int], weight: Any,
         weight = torch.ones(
             tuple(normalized_shape), dtype=torch.float32 if bias is None else bias.dtype, device=x.device
         )
-    if followed(x, weight, bias) or not NORM.direct(x, weight, bias):
+    if needs_gradient(x, weight, bias) or not NORM.direct(x, weight, bias):
         y = NORM(x, weight, bias, mode, eps)[0]
     else:
         y = _inference(x, weight, bias, (mode, eps, normalized_shape))
@@ -148,13 +157,13 @@ def _forward(x: Any, weight: Any, bias: Any, mode: str, eps: float) -> tuple[Any
 def _forward_fake(x: Any, weight: Any, _bias: Any, mode: str, _eps: float) -> tuple[Any, Any, Any]:
     rows = x.shape[: x.ndim - weight.ndim]
     statistics = x.new_empty(rows, dtype=torch.float32)
-    mean = torch.empty_like(statistics) if mode == "layer" else nothing(statistics)
+    mean = torch.empty_like(statistics) if mode == "layer" else empty_result(statistics)
     return x.new_empty(x.shape), mean, statistics
 
 
 def _forward_vmap(info: Any, in_dims: Any, *operands: Any) -> Any:
     """x alone may have an axis more, which becomes a leading one."""
-    x, *others = leading("norm", info, in_dims, operands)
+    x, *others = move_vmap_axis("norm", info, in_dims, operands)
     return NORM(x, *others), (0, 0 if others[2] == "layer" else None, 0)
 
 
@@ -187,7 +196,7 @@ def _gradients(dy: Any, x: Any, weight: Any, mean: Any, inverse: Any, mode: str,
     dx, *others = norm_bwd(
         _folded(dy, weight), folded, dense(weight), inverse.reshape(shape), mode=MODES[mode], epsilon=eps, **given
     )
-    return dx.view(x.shape), others[0], others[1] if mode == "layer" else nothing(weight)
+    return dx.view(x.shape), others[0], others[1] if mode == "layer" else empty_result(weight)
 
 
 def _torchs_gradients(dy: Any, x: Any, weight: Any, mean: Any, inverse: Any) -> tuple[Any, Any, Any]:
@@ -204,7 +213,7 @@ def _gradients_fake(
     _dy: Any, x: Any, weight: Any, _mean: Any, _inverse: Any, mode: str, _eps: float
 ) -> tuple[Any, Any, Any]:
     dweight = weight.new_empty(weight.shape)
-    return x.new_empty(x.shape), dweight, torch.empty_like(dweight) if mode == "layer" else nothing(weight)
+    return x.new_empty(x.shape), dweight, torch.empty_like(dweight) if mode == "layer" else empty_result(weight)
 
 
 NORM = define(

@@ -19,12 +19,12 @@ SUMS = (operator.add, operator.iadd, torch.add)
 PRODUCTS = (operator.mul, torch.mul)
 FUNCTIONS: dict[Any, Any] = {F.layer_norm: fused.layer_norm, F.rms_norm: fused.rms_norm}
 # What modules of transformers.activations compute, by their names: GELU by tanh or by erf, and SiLU.
-OTHERS = {
+TRANSFORMERS_ACTIVATIONS = {
     **dict.fromkeys(("GELUTanh", "PytorchGELUTanh", "NewGELUActivation"), "gelu"),
     "GELUActivation": "exact",
     "SiLUActivation": "silu",
 }
-EXACT = "GELU is the exact one, by erf: the library has the tanh approximation"
+EXACT_GELU = "GELU is the exact one, by erf: the library has the tanh approximation"
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -43,27 +43,27 @@ class Patterns:
         self.where, self.module, self.graph, self.training, self.trees = where, module, graph, training, trees
         self.replaced: list[Note] = []
         self.kept: list[Note] = []
-        self.taken: set[nn.Module] = set()  # whose weights are read by what replaces them
+        self.consumed: set[nn.Module] = set()  # whose weights are read by what replaces them
 
     def replace(self) -> None:
         for node in list(self.graph.nodes):
             if self._is_gate(node):
-                self._gate(node)
+                self._fuse_gate(node)
             elif (name := self._activation(node)) is not None:
-                if name != "relu" or not self._normalized(node.args[0] if node.args else None, node):
-                    self._behind(node, name)
+                if name != "relu" or not self._fuse_batch_norm(node.args[0] if node.args else None, node):
+                    self._fuse_activation(node, name)
             elif node.op == "call_function" and node.target in FUNCTIONS:
-                self._put(node, FUNCTIONS[node.target], node.args, node.kwargs, node.target.__name__)
+                self._replace(node, FUNCTIONS[node.target], node.args, node.kwargs, node.target.__name__)
             elif node.target is F.scaled_dot_product_attention:
-                self._put(node, fused.scaled_dot_product_attention, node.args, node.kwargs, node.target.__name__)
+                self._replace(node, fused.scaled_dot_product_attention, node.args, node.kwargs, node.target.__name__)
         for node in list(self.graph.nodes):
             if self._child(node, nn.BatchNorm2d) is not None:
-                self._normalized(node, None)
+                self._fuse_batch_norm(node, None)
         for node in self.graph.nodes:  # what is left
-            if self._is_linear(node) and not self._noted(node):
-                self._keep(node, "no ReLU or GELU is right behind it")
-            elif self._child(node, nn.Conv2d) is not None and not self._noted(node):
-                self._keep(node, "no ReLU is right behind it")
+            if self._is_linear(node) and not self._is_reported(node):
+                self._report_kept(node, "no ReLU or GELU is right behind it")
+            elif self._child(node, nn.Conv2d) is not None and not self._is_reported(node):
+                self._report_kept(node, "no ReLU is right behind it")
         self.graph.lint()
 
     # -- what a node is ---------------------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ class Patterns:
 
     def _activation(self, node: Any) -> str | None:
         """ "relu", "gelu" by tanh, or "exact" for the other GELU; None for anything else."""
-        name = self._of_others(node)
+        name = self._transformers_activation(node)
         if name is not None:
             return name if name != "silu" else None
         child = self._child(node, nn.ReLU, nn.GELU)
@@ -91,15 +91,15 @@ class Patterns:
             return "gelu" if node.kwargs.get("approximate", "none") == "tanh" else "exact"
         return None
 
-    def _of_others(self, node: Any) -> str | None:
+    def _transformers_activation(self, node: Any) -> str | None:
         """The activation that a module of transformers is."""
         if node.op != "call_module":
             return None
         kind = type(self.module.get_submodule(node.target))
-        return OTHERS.get(kind.__name__) if kind.__module__ == "transformers.activations" else None
+        return TRANSFORMERS_ACTIVATIONS.get(kind.__name__) if kind.__module__ == "transformers.activations" else None
 
     # -- what becomes of it -----------------------------------------------------------------------------------------
-    def _behind(self, node: Any, name: str) -> None:
+    def _fuse_activation(self, node: Any, name: str) -> None:
         """An activation, and what it is behind."""
         before = node.args[0] if node.args else node.kwargs.get("input")
         if not isinstance(before, fx.Node):
@@ -107,87 +107,87 @@ class Patterns:
         conv = self._child(before, nn.Conv2d)
         if conv is None and not self._is_linear(before):
             return
-        why = EXACT if name == "exact" else ""
-        hooked = [one.target for one in (before, node) if one.op == "call_module" and self._hooked(one)]
+        why = EXACT_GELU if name == "exact" else ""
+        with_hooks = [one.target for one in (before, node) if one.op == "call_module" and self._has_hooks(one)]
         if len(before.users) > 1:
             why = "its result is read by others, too"
-        elif hooked:
-            why = f"{hooked[0]} has hooks"
+        elif with_hooks:
+            why = f"{with_hooks[0]} has hooks"
         elif conv is not None and name != "relu":
             why = "Conv2d is fused with a ReLU alone"
         elif conv is not None and (isinstance(conv.padding, str) or conv.padding_mode != "zeros"):
             why = f"its padding is {conv.padding!r}, {conv.padding_mode}"
         if why:
-            self._keep(before, why)
+            self._report_kept(before, why)
         elif conv is not None:
             choices = (conv.stride, conv.padding, conv.dilation, conv.groups)
-            self._put(node, fused.conv2d, (*self._operands(before, node), *choices), {}, "Conv2d + ReLU", before)
+            self._replace(node, fused.conv2d, (*self._operands(before, node), *choices), {}, "Conv2d + ReLU", before)
             self.graph.erase_node(before)
         else:
             what = f"Linear + {'ReLU' if name == 'relu' else 'GELU'}"
-            if (last := self._second(node)) is not None:
+            if (last := self._second_linear(node)) is not None:
                 _, *second = self._operands(last, last)
                 operands = (*self._operands(before, node), *second, name)
-                self._put(last, fused.mlp, operands, {}, f"{what} + Linear", before)
+                self._replace(last, fused.mlp, operands, {}, f"{what} + Linear", before)
                 self.graph.erase_node(node)
             else:
-                self._put(node, fused.linear, (*self._operands(before, node), name), {}, what, before)
+                self._replace(node, fused.linear, (*self._operands(before, node), name), {}, what, before)
             self.graph.erase_node(before)
 
-    def _second(self, node: Any) -> Any:
+    def _second_linear(self, node: Any) -> Any:
         """The linear layer that alone reads an activation, and that has no activation behind itself."""
         readers = list(node.users)
-        if len(readers) != 1 or not self._is_linear(readers[0]) or self._hooked(readers[0]):
+        if len(readers) != 1 or not self._is_linear(readers[0]) or self._has_hooks(readers[0]):
             return None
         last = readers[0]
         x = last.args[0] if last.args else last.kwargs.get("input")
         behind = list(last.users)
         followed = len(behind) == 1 and (self._activation(behind[0]) or "exact") != "exact"
-        weights = [one for one in self._given(last)[1:] if one is not None]
+        weights = [one for one in self._linear_operands(last)[1:] if one is not None]
         return last if x is node and node not in weights and not followed else None
 
     # -- a batch norm behind a convolution ----------------------------------------------------------------------------
-    def _normalized(self, last: Any, relu: Any) -> bool:
+    def _fuse_batch_norm(self, last: Any, relu: Any) -> bool:
         """Whether a batch norm behind a Conv2d, with a sum and a ReLU behind it or without, was replaced, or said why.
 
         The ReLU's operand is `last`; without a ReLU it is the batch norm.
         """
-        norm, residual = (last, None) if relu is None else self._summed(last)
+        norm, residual = (last, None) if relu is None else self._norm_and_residual(last)
         bn = None if norm is None else self._child(norm, nn.BatchNorm2d)
         before = norm.args[0] if bn is not None and norm.args else None
         conv = self._child(before, nn.Conv2d) if isinstance(before, fx.Node) else None
         if bn is None or conv is None:
             return False
         chain = [node for node in (before, norm, None if last is norm else last) if node is not None]
-        hooked = [one.target for one in (before, norm, relu) if one is not None and self._hooked(one)]
+        with_hooks = [one.target for one in (before, norm, relu) if one is not None and self._has_hooks(one)]
         inner = chain if relu is not None else chain[:-1]
         if any(len(node.users) > 1 for node in inner):
             if relu is not None:  # the batch norm alone may still be folded
                 return False
-            self._keep(before, "its result is read by others, too")
-        elif hooked:
-            self._keep(before, f"{hooked[0]} has hooks")
+            self._report_kept(before, "its result is read by others, too")
+        elif with_hooks:
+            self._report_kept(before, f"{with_hooks[0]} has hooks")
         elif isinstance(conv.padding, str) or conv.padding_mode != "zeros":
-            self._keep(before, f"its padding is {conv.padding!r}, {conv.padding_mode}")
+            self._report_kept(before, f"its padding is {conv.padding!r}, {conv.padding_mode}")
         elif bn.running_mean is None or bn.running_var is None:
-            self._keep(before, "its batch norm has no running statistics")
+            self._report_kept(before, "its batch norm has no running statistics")
         elif self.training:
-            self._keep(before, "its batch norm is folded in eval mode alone")
+            self._report_kept(before, "its batch norm is folded in eval mode alone")
         else:
             first = norm if relu is None else relu
             with self.graph.inserting_before(first):
                 names = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
-                tensors = [self._read(norm.target, name) for name in names]
+                tensors = [self._get_attr(norm.target, name) for name in names]
             choices = (bn.eps, conv.stride, conv.padding, conv.dilation, conv.groups)
             operands = (*self._operands(before, first), *tensors, *choices, residual, relu is not None)
             what = "Conv2d + BatchNorm2d" + (" + sum" if residual is not None else "")
             what += " + ReLU" if relu is not None else ""
-            self._put(first, fused.conv_of_norm, operands, {}, what, before)
+            self._replace(first, fused.conv_of_norm, operands, {}, what, before)
             for node in reversed(chain if relu is not None else chain[:-1]):
                 self.graph.erase_node(node)
         return True
 
-    def _summed(self, node: Any) -> tuple[Any, Any]:
+    def _norm_and_residual(self, node: Any) -> tuple[Any, Any]:
         """The batch norm that a ReLU's operand comes from, and what is added to it."""
         if not isinstance(node, fx.Node):
             return None, None
@@ -201,19 +201,19 @@ class Patterns:
                 return norm, residual
         return None, None
 
-    def _read(self, where: Any, name: str) -> Any:
+    def _get_attr(self, where: Any, name: str) -> Any:
         """A node for a parameter or buffer of a module that is called, None where the module has none."""
         there = getattr(self.module.get_submodule(where), name) is not None
         return self.graph.create_node("get_attr", f"{where}.{name}") if there else None
 
     # -- a gate by SiLU or the exact GELU -----------------------------------------------------------------------------
-    def _gating(self, node: Any) -> str | None:
+    def _gate_kind(self, node: Any) -> str | None:
         """What a node is that gates a product and that nothing else reads: "silu" or "exact"."""
         if not isinstance(node, fx.Node) or len(node.users) != 1 or not node.args:
             return None
         before, called = node.args[0], node.op == "call_function" and node.target in SILUS
         child = self._child(node, nn.SiLU)
-        silu = called or child is not None or self._of_others(node) == "silu"
+        silu = called or child is not None or self._transformers_activation(node) == "silu"
         name = "silu" if silu else self._activation(node)
         if name not in ("silu", "exact") or not isinstance(before, fx.Node):
             return None
@@ -224,33 +224,33 @@ class Patterns:
 
     def _is_gate(self, node: Any) -> bool:
         product = node.op == "call_function" and node.target in PRODUCTS and len(node.args) == 2 and not node.kwargs
-        return product and any(self._gating(one) is not None for one in node.args)
+        return product and any(self._gate_kind(one) is not None for one in node.args)
 
-    def _gate(self, node: Any) -> None:
+    def _fuse_gate(self, node: Any) -> None:
         """act(x) · y, which one kernel computes, with the Linear in front of a SiLU one of CUTLASS if asked for."""
         one, other = node.args
-        active, up = (one, other) if self._gating(one) is not None else (other, one)
-        name, before = self._gating(active), active.args[0]
-        hooked = [each.target for each in (before, active) if each.op == "call_module" and self._hooked(each)]
+        active, up = (one, other) if self._gate_kind(one) is not None else (other, one)
+        name, before = self._gate_kind(active), active.args[0]
+        with_hooks = [each.target for each in (before, active) if each.op == "call_module" and self._has_hooks(each)]
         tree = self.trees and name == "silu" and self._is_linear(before) and len(before.users) == 1
-        if hooked and (tree or active.target in hooked):
-            self._keep(before if self._is_linear(before) else active, f"{hooked[0]} has hooks")
+        if with_hooks and (tree or active.target in with_hooks):
+            self._report_kept(before if self._is_linear(before) else active, f"{with_hooks[0]} has hooks")
         elif not isinstance(up, fx.Node):
             return
         elif tree:
-            self._put(node, fused.gated, (*self._operands(before, node), up), {}, "Linear + SiLU · gate", before)
+            self._replace(node, fused.gated, (*self._operands(before, node), up), {}, "Linear + SiLU · gate", before)
             self.graph.erase_node(active)
             self.graph.erase_node(before)
         else:
             mode, what = ("silu", "SiLU · up") if name == "silu" else ("gelu", "GELU · up")
-            self._put(node, fused.gated_activation, (before, up, mode), {}, what, active)
+            self._replace(node, fused.gated_activation, (before, up, mode), {}, what, active)
             self.graph.erase_node(active)
 
-    def _hooked(self, node: Any) -> bool:
+    def _has_hooks(self, node: Any) -> bool:
         return node.op == "call_module" and any(getattr(self.module.get_submodule(node.target), h) for h in HOOKS)
 
     @staticmethod
-    def _given(node: Any) -> tuple[Any, Any, Any]:
+    def _linear_operands(node: Any) -> tuple[Any, Any, Any]:
         """The operands of torch.nn.functional.linear."""
         given = dict(zip(("input", "weight", "bias"), node.args, strict=False)) | node.kwargs
         return given["input"], given.get("weight"), given.get("bias")
@@ -258,29 +258,29 @@ class Patterns:
     def _operands(self, node: Any, before: Any) -> tuple[Any, Any, Any]:
         """x, weight and bias of a Linear or Conv2d, or of the function."""
         if node.op == "call_function":
-            return self._given(node)
+            return self._linear_operands(node)
         x = node.args[0] if node.args else node.kwargs["input"]
-        self.taken.add(self.module.get_submodule(node.target))
+        self.consumed.add(self.module.get_submodule(node.target))
         with self.graph.inserting_before(before):
-            return x, self._read(node.target, "weight"), self._read(node.target, "bias")
+            return x, self._get_attr(node.target, "weight"), self._get_attr(node.target, "bias")
 
-    def _put(self, node: Any, function: Any, args: Any, kwargs: Any, what: str, first: Any = None) -> None:
+    def _replace(self, node: Any, function: Any, args: Any, kwargs: Any, what: str, first: Any = None) -> None:
         """Call a function in the place of a node, and of the first one of its pattern where there are two."""
         with self.graph.inserting_before(node):
             other = self.graph.call_function(function, args, kwargs)
         node.replace_all_uses_with(other)
         self.graph.erase_node(node)
-        self.replaced.append(Note(self._place(node if first is None else first), what))
+        self.replaced.append(Note(self._path_of(node if first is None else first), what))
 
-    def _keep(self, node: Any, why: str) -> None:
+    def _report_kept(self, node: Any, why: str) -> None:
         child = self.module.get_submodule(node.target) if node.op == "call_module" else None
         what = type(child).__name__ if child is not None else getattr(node.target, "__name__", str(node.target))
-        self.kept.append(Note(self._place(node), what, why))
+        self.kept.append(Note(self._path_of(node), what, why))
 
-    def _noted(self, node: Any) -> bool:
-        return any(note.where == self._place(node) for note in self.kept)
+    def _is_reported(self, node: Any) -> bool:
+        return any(note.where == self._path_of(node) for note in self.kept)
 
-    def _place(self, node: Any) -> str:
+    def _path_of(self, node: Any) -> str:
         """Where a node's module is, or the node in the module."""
         own = str(node.target if node.op == "call_module" else node.name)
         return f"{self.where}.{own}" if self.where else own

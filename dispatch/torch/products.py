@@ -17,11 +17,11 @@ from dispatch.torch.shared import (
     check_tensors,
     define,
     dense,
-    followed,
-    leading,
-    nothing,
+    empty_result,
+    is_plain_inference,
+    move_vmap_axis,
+    needs_gradient,
     on_gpu,
-    quiet,
     rows_of,
 )
 
@@ -67,13 +67,13 @@ def linear(
     BadRequest for operands that do not fit.
     """
     y: torch.Tensor
-    if quiet():
+    if is_plain_inference():
         y = CALLS.run(x, weight, bias, activation)
         if y is not CACHE_MISS:
             return y
     x, weight, bias = autocast(x, weight, bias)
     check(x, weight, bias, activation)
-    kind, is_followed = activation or "none", followed(x, weight, bias)
+    kind, is_followed = activation or "none", needs_gradient(x, weight, bias)
     if is_followed or not LINEAR.direct(x, weight, bias):
         y = LINEAR(x, weight, bias, kind, kind == "gelu" and is_followed)[0]
     elif on_gpu(x) and x.numel() and not CALLS.known(x, weight, bias, activation):
@@ -101,7 +101,7 @@ def check(x: Any, weight: Any, bias: Any, activation: Any) -> None:
 def _forward(x: Any, weight: Any, bias: Any, activation: str, keep: bool) -> tuple[Any, Any]:
     """y, and GELU's argument (rows, out) where it is to be kept."""
     if not keep:
-        return _activated(x, weight, bias, activation), nothing(x)
+        return _activated(x, weight, bias, activation), empty_result(x)
     given = {} if bias is None else {"bias": dense(bias)}
     epilogue = Epilogue.GELU_AUX if bias is None else Epilogue.GELU_AUX_BIAS
     y, argument = matmul(rows_of(x), dense_lines(weight).t(), epilogue=epilogue, **given)
@@ -140,7 +140,7 @@ def dense_lines(weight: Any) -> Any:
 
 def _forward_fake(x: Any, weight: Any, _bias: Any, _activation: str, keep: bool) -> tuple[Any, Any]:
     y = x.new_empty((*x.shape[:-1], weight.shape[0]))
-    return y, argument_fake(x, weight.shape[0]) if keep else nothing(x)
+    return y, argument_fake(x, weight.shape[0]) if keep else empty_result(x)
 
 
 def argument_fake(x: Any, n: Any) -> Any:
@@ -153,7 +153,7 @@ def argument_fake(x: Any, n: Any) -> Any:
 
 def _forward_vmap(info: Any, in_dims: Any, *operands: Any) -> Any:
     """x alone may have an axis more, which becomes a leading one; GELU's argument is then not kept."""
-    x, weight, bias, activation, _ = leading("linear", info, in_dims, operands)
+    x, weight, bias, activation, _ = move_vmap_axis("linear", info, in_dims, operands)
     return LINEAR(x, weight, bias, activation, False), (0, None)
 
 
@@ -189,13 +189,13 @@ def _gradients(
     elif activation == "gelu":
         dz = aten.gelu_backward(dz, saved.reshape(dz.shape), approximate="tanh")
     dz = rows_of(dz)
-    dx = matmul(dz, dense_lines(weight)).view(x.shape) if of_x else nothing(x)
+    dx = matmul(dz, dense_lines(weight)).view(x.shape) if of_x else empty_result(x)
     return dx, *weight_gradients(dz, x, of_weight, of_bias)
 
 
 def weight_gradients(dz: Any, x: Any, of_weight: bool, of_bias: bool) -> tuple[Any, Any]:
     """dzᵀ · x, and the sums of dz's columns, in one product where both are asked for; x is (…, in)."""
-    dweight, dbias = nothing(x), nothing(x)
+    dweight, dbias = empty_result(x), empty_result(x)
     if of_weight and of_bias and dz.shape[1] and x.shape[-1]:
         dbias = x.new_empty(dz.shape[1])
         dweight, _ = matmul(dz.contiguous().t(), rows_of(x), epilogue=Epilogue.BGRADA, bgrad=dbias)
@@ -210,9 +210,9 @@ def weight_gradients(dz: Any, x: Any, of_weight: bool, of_bias: bool) -> tuple[A
 def _gradients_fake(
     _dy: Any, x: Any, weight: Any, _saved: Any, _activation: str, of_x: bool, of_weight: bool, of_bias: bool
 ) -> tuple[Any, Any, Any]:
-    dx = x.new_empty(x.shape) if of_x else nothing(x)
-    dweight = weight.new_empty(weight.shape) if of_weight else nothing(x)
-    return dx, dweight, weight.new_empty(weight.shape[0]) if of_bias else nothing(x)
+    dx = x.new_empty(x.shape) if of_x else empty_result(x)
+    dweight = weight.new_empty(weight.shape) if of_weight else empty_result(x)
+    return dx, dweight, weight.new_empty(weight.shape[0]) if of_bias else empty_result(x)
 
 
 LINEAR = define(

@@ -11,7 +11,7 @@ from dispatch.core.request import run
 from dispatch.errors import BadRequest
 from dispatch.ops.rope import RopeRequest as _RopeRequest
 from dispatch.ops.rope import rope as _rope
-from dispatch.torch.shared import check_tensors, define, followed, in_its_order, on_gpu, quiet
+from dispatch.torch.shared import check_tensors, define, empty_in_order_of, is_plain_inference, needs_gradient, on_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,12 +40,12 @@ def rope(
     f32, f64 for f64, and rounded once. Raises BadRequest for operands that do not fit.
     """
     y: tuple[torch.Tensor, torch.Tensor]
-    if quiet():
+    if is_plain_inference():
         y = CALLS.run(q, k, cos, sin, interleaved)
         if y is not CACHE_MISS:
             return y
     _check(q, k, cos, sin)
-    if followed(q, k, cos, sin) or not ROPE.direct(q, k, cos, sin):
+    if needs_gradient(q, k, cos, sin) or not ROPE.direct(q, k, cos, sin):
         y = ROPE(q, k, cos, sin, interleaved, False)
     else:
         y = _inference(q, k, cos, sin, interleaved)
@@ -83,14 +83,14 @@ def _inference(q: Any, k: Any, cos: Any, sin: Any, interleaved: bool) -> Any:
     return y
 
 
-def _turned(q: Any, k: Any, cos: Any, sin: Any, interleaved: bool, adjoint: bool) -> tuple[Any, Any]:
+def _rotate(q: Any, k: Any, cos: Any, sin: Any, interleaved: bool, adjoint: bool) -> tuple[Any, Any]:
     """Both, or what gradients of both are those of."""
     found: tuple[Any, Any] = rope_of(q, k, cos, sin, interleaved, adjoint)
     return found
 
 
 def _fake(q: Any, k: Any, _cos: Any, _sin: Any, _interleaved: bool, _adjoint: bool) -> tuple[Any, Any]:
-    return in_its_order(q), in_its_order(k)
+    return empty_in_order_of(q), empty_in_order_of(k)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
@@ -107,7 +107,7 @@ def _backward(ctx: Any, dq: Any, dk: Any) -> tuple[Any, ...]:
 ROPE = define(
     "rope",
     "(Tensor q, Tensor k, Tensor cos, Tensor sin, bool interleaved, bool adjoint) -> (Tensor, Tensor)",
-    _turned,
+    _rotate,
     _fake,
     _save,
     _backward,

@@ -20,35 +20,35 @@ __all__ = [
     "check_tensors",
     "define",
     "dense",
-    "followed",
-    "in_its_order",
-    "leading",
+    "empty_in_order_of",
+    "empty_result",
+    "is_plain_eager",
+    "is_plain_inference",
     "lines_at_16",
-    "nobody_listens",
-    "nothing",
+    "move_vmap_axis",
+    "needs_gradient",
     "on_gpu",
-    "quiet",
     "rows_of",
 ]
 
 ALIGNED = 16  # bytes: where a library reads vectors, it reads so many at once
 
 
-def _listener(name: str) -> Callable[[], bool]:
+def _listens(name: str) -> Callable[[], bool]:
     """Whether something of torch's listens to calls; what a version of torch does not have is taken to listen."""
     found: Callable[[], bool] = getattr(torch._C, name, lambda: True)
     return found
 
 
 # A call through torch's dispatcher costs 7 µs in Python, 18 with a gradient; these say whether anything listens there.
-_in_dispatch_mode = _listener("_len_torch_dispatch_stack")
-_in_function_mode = _listener("_is_torch_function_mode_enabled")
-_in_transform = _listener("_are_functorch_transforms_active")
-_in_trace = _listener("_is_tracing")
+_in_dispatch_mode = _listens("_len_torch_dispatch_stack")
+_in_function_mode = _listens("_is_torch_function_mode_enabled")
+_in_transform = _listens("_are_functorch_transforms_active")
+_in_trace = _listens("_is_tracing")
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
-def nobody_listens() -> bool:
+def is_plain_eager() -> bool:
     """Whether torch would only run an op: there is no compiler, mode, transformation, trace, profiler or forward AD."""
     return not (
         torch.compiler.is_compiling()
@@ -61,9 +61,9 @@ def nobody_listens() -> bool:
     )
 
 
-def quiet() -> bool:
+def is_plain_inference() -> bool:
     """Whether a call over plain tensors on a GPU, which needs no gradient, is for us alone."""
-    return nobody_listens() and not torch.is_autocast_enabled("cuda")
+    return is_plain_eager() and not torch.is_autocast_enabled("cuda")
 
 
 def on_gpu(x: Any) -> bool:
@@ -71,14 +71,14 @@ def on_gpu(x: Any) -> bool:
     return bool(x.is_cuda)
 
 
-def followed(*operands: Any) -> bool:
+def needs_gradient(*operands: Any) -> bool:
     """Whether autograd follows a call over these tensors."""
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands)
 
 
-def _alone(operands: tuple[Any, ...]) -> bool:
+def _runs_directly(operands: tuple[Any, ...]) -> bool:
     """Whether torch would do nothing but run the op, over tensors that are what they seem."""
-    if not nobody_listens():
+    if not is_plain_eager():
         return False
     for x in operands:
         if isinstance(x, torch.Tensor) and not (
@@ -107,11 +107,11 @@ class Op:
     @staticmethod
     def direct(*operands: Any) -> bool:
         """Whether a call without gradients needs nothing of torch: what runs may then be called itself."""
-        return _alone(operands)
+        return _runs_directly(operands)
 
     def __call__(self, *operands: Any) -> Any:
         tensors = _flat(operands) if self._lists else operands
-        if not _alone(tensors):
+        if not _runs_directly(tensors):
             if not torch.compiler.is_compiling() and forward_ad._current_level >= 0:
                 _check_tangents(self._name, tensors)
             return self.overload(*operands)
@@ -179,19 +179,19 @@ def define(
     torch.vmap over it.
     """
 
-    def whole(*operands: Any) -> Any:
+    def implementation(*operands: Any) -> Any:
         if forward_ad._current_level >= 0:  # of a graph that was compiled before that
             _check_tangents(f"dispatch::{name}", _flat(operands))
         return _no_view(forward(*operands))
 
-    def described(*operands: Any) -> Any:
+    def fake_implementation(*operands: Any) -> Any:
         # torch.compile asks here, with what has lost its tangents: whether this operand had one is not to be known.
         if forward_ad._current_level >= 0:
             _refuse_tangents(f"dispatch::{name}", "a compiled call within forward-mode AD")
         return fake(*operands)
 
-    op = torch.library.custom_op(f"dispatch::{name}", whole, mutates_args=(), schema=schema)
-    op.register_fake(described)
+    op = torch.library.custom_op(f"dispatch::{name}", implementation, mutates_args=(), schema=schema)
+    op.register_fake(fake_implementation)
     if backward is not None:
         op.register_autograd(backward, setup_context=save)
     op.register_vmap(_refuse_vmap(name) if vmap is None else vmap)
@@ -206,7 +206,7 @@ def _refuse_vmap(name: str) -> Callable[..., Any]:
     return refuse
 
 
-def leading(name: str, info: Any, in_dims: Any, operands: tuple[Any, ...]) -> tuple[Any, ...]:
+def move_vmap_axis(name: str, info: Any, in_dims: Any, operands: tuple[Any, ...]) -> tuple[Any, ...]:
     """The operands for a rule of vmap that has the mapped axis of the first one, and of no other, in front."""
     if in_dims[0] is None or any(dim is not None for dim in in_dims[1:]):
         return tuple(_refuse_vmap(name)(info, in_dims, *operands))
@@ -278,13 +278,13 @@ def lines_at_16(x: Any) -> Any:
     return x.new_empty((*x.shape[:-1], -(-k // step) * step))[..., :k].copy_(x)
 
 
-def in_its_order(x: Any) -> Any:
+def empty_in_order_of(x: Any) -> Any:
     """A dense tensor whose axes lie in memory in the order of another's."""
     order = sorted(range(x.ndim), key=lambda axis: (-x.stride(axis), axis))
     made = x.new_empty([x.shape[axis] for axis in order])
     return made.permute([order.index(axis) for axis in range(x.ndim)])
 
 
-def nothing(like: Any) -> Any:
+def empty_result(like: Any) -> Any:
     """What an op gives instead of a result that nobody wants."""
     return like.new_empty(0)

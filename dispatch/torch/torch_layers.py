@@ -14,39 +14,41 @@ import torch
 from torch import nn
 
 from dispatch.torch import attention, fused
-from dispatch.torch.patterns import EXACT, HOOKS, Note
-from dispatch.torch.premises import Premises
+from dispatch.torch.forward_guards import ForwardGuards
+from dispatch.torch.patterns import EXACT_GELU, HOOKS, Note
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["KINDS", "Found", "look"]
+__all__ = ["KINDS", "LayerReplacement", "replacement_of"]
 
 F = torch.nn.functional
 KINDS = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 INNER = ("linear1", "activation", "dropout", "linear2")  # one behind the other
 
 
-class Found(NamedTuple):
+class LayerReplacement(NamedTuple):
     """What becomes of a module."""
 
     forwards: dict[str, Any]  # by the names of the methods that they are instead of
     replaced: list[Note]
     kept: list[Note]
-    taken: list[nn.Module]  # whose weights the forwards read
+    consumed: list[nn.Module]  # whose weights the forwards read
 
 
-def look(where: str, module: Any, linears: bool) -> Found:
+def replacement_of(where: str, module: Any, linears: bool) -> LayerReplacement:
     """What `fuse` does to a module of one of the KINDS."""
     if isinstance(module, nn.MultiheadAttention):
         why = _why_not(module)
         if why:
-            return Found({}, [], [Note(where, "MultiheadAttention", why)], [])
-        own = _multihead_with_linears if linears else _multihead
-        return Found({"forward": own}, [Note(where, "MultiheadAttention, with need_weights=False")], [], [])
-    found = Found({}, [], [], [])
+            return LayerReplacement({}, [], [Note(where, "MultiheadAttention", why)], [])
+        forward = _multihead_with_linears if linears else _multihead
+        return LayerReplacement(
+            {"forward": forward}, [Note(where, "MultiheadAttention, with need_weights=False")], [], []
+        )
+    found = LayerReplacement({}, [], [], [])
     if isinstance(module, nn.TransformerEncoderLayer):
-        found.forwards["forward"] = of_encoder_layer
+        found.forwards["forward"] = encoder_layer_forward
         found.replaced.append(Note(where, "TransformerEncoderLayer, whose modules are called in eval mode, too"))
     first = f"{where}.linear1" if where else "linear1"
     name, why = _activation(module)
@@ -55,15 +57,15 @@ def look(where: str, module: Any, linears: bool) -> Found:
     else:
         last = "dropout2" if isinstance(module, nn.TransformerEncoderLayer) else "dropout3"
         children = [each for each in INNER if each in module._modules]
-        premises = Premises(module, children, [each for each in INNER if each not in children])
-        found.forwards["_ff_block"] = _feed_forward(name, last, premises)
+        guards = ForwardGuards(module, children, [each for each in INNER if each not in children])
+        found.forwards["_ff_block"] = _feed_forward(name, last, guards)
         found.replaced.append(Note(first, f"Linear + {'ReLU' if name == 'relu' else 'GELU'} + Linear"))
-        found.taken.extend((module.linear1, module.linear2))
+        found.consumed.extend((module.linear1, module.linear2))
     return found
 
 
 # -- the layers ----------------------------------------------------------------------------------------------------
-def of_encoder_layer(
+def encoder_layer_forward(
     self: Any, src: Any, src_mask: Any = None, src_key_padding_mask: Any = None, is_causal: bool = False
 ) -> Any:
     """The forward of a TransformerEncoderLayer, module by module; a nested tensor is left to torch's."""
@@ -81,13 +83,13 @@ def _activation(layer: Any) -> tuple[str, str]:
     """The activation between a layer's two linear ones, and why it is not fused with them."""
     activation = layer.activation
     inner = {name: getattr(layer, name) for name in INNER}
-    hooked = [
+    with_hooks = [
         name
         for name, module in inner.items()
         if isinstance(module, nn.Module) and any(getattr(module, hooks) for hooks in HOOKS)
     ]
-    if hooked:
-        return "", f"{hooked[0]} has hooks"
+    if with_hooks:
+        return "", f"{with_hooks[0]} has hooks"
     if any(type(inner[name]) is not nn.Linear or "forward" in inner[name].__dict__ for name in ("linear1", "linear2")):
         return "", "it or the one behind it is no plain Linear"
     if activation in (F.relu, torch.relu) or type(activation) is nn.ReLU:
@@ -95,13 +97,13 @@ def _activation(layer: Any) -> tuple[str, str]:
     if type(activation) is nn.GELU and activation.approximate == "tanh":
         return "gelu", ""
     if activation is F.gelu or type(activation) is nn.GELU:
-        return "", EXACT
+        return "", EXACT_GELU
     return "", "no ReLU or GELU is right behind it"
 
 
-def _feed_forward(name: str, last: str, premises: Premises) -> Callable[[Any, Any], Any]:
+def _feed_forward(name: str, last: str, guards: ForwardGuards) -> Callable[[Any, Any], Any]:
     def feed_forward(self: Any, x: Any) -> Any:
-        if not (premises.hold_while_traced if torch.compiler.is_compiling() else premises.hold)(self):
+        if not (guards.holds_while_compiling if torch.compiler.is_compiling() else guards.holds_for)(self):
             return type(self)._ff_block(self, x)
         one, two = self.linear1, self.linear2
         if self.training and self.dropout.p > 0:
@@ -119,12 +121,12 @@ def _why_not(module: nn.MultiheadAttention) -> str:
         return "its keys or values have another width than its queries"
     if module.bias_k is not None or module.bias_v is not None or module.add_zero_attn:
         return "it adds a key and a value of its own"
-    if module.head_dim % 8 or module.head_dim > fused.WIDEST:
-        return f"its heads are {module.head_dim} wide: cuDNN takes multiples of 8 up to {fused.WIDEST}"
+    if module.head_dim % 8 or module.head_dim > fused.MAX_HEAD:
+        return f"its heads are {module.head_dim} wide: cuDNN takes multiples of 8 up to {fused.MAX_HEAD}"
     return ""
 
 
-def _by(project: Callable[[Any, Any, Any], Any]) -> Callable[..., Any]:
+def _multihead_forward(project: Callable[[Any, Any, Any], Any]) -> Callable[..., Any]:
     """The forward of a MultiheadAttention whose linear layers are computed by this."""
 
     def of_multihead_attention(
@@ -138,12 +140,12 @@ def _by(project: Callable[[Any, Any, Any], Any]) -> Callable[..., Any]:
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> Any:
-        if need_weights or not _takes(self, query, key, value, key_padding_mask, attn_mask, is_causal):
+        if need_weights or not _is_supported(self, query, key, value, key_padding_mask, attn_mask, is_causal):
             choices = (key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)
             return type(self).forward(self, query, key, value, *choices)
-        q, k, v = (_heads(self, t) for t in _projected(self, query, key, value, project))
+        q, k, v = (_split_heads(self, t) for t in _project(self, query, key, value, project))
         causal = is_causal and key_padding_mask is None  # as torch takes it, else the mask counts
-        mask = None if causal else _merged(attn_mask, key_padding_mask, q, k)
+        mask = None if causal else _merge_masks(attn_mask, key_padding_mask, q, k)
         dropped = self.dropout if self.training else 0.0
         y = fused.scaled_dot_product_attention(q, k, v, mask, dropped, causal)
         y = y.transpose(1, 2) if self.batch_first else y.permute(2, 0, 1, 3)
@@ -152,16 +154,16 @@ def _by(project: Callable[[Any, Any, Any], Any]) -> Callable[..., Any]:
     return of_multihead_attention
 
 
-_multihead = _by(F.linear)
-_multihead_with_linears = _by(lambda x, weight, bias: fused.linear(x, weight, bias, None))
+_multihead = _multihead_forward(F.linear)
+_multihead_with_linears = _multihead_forward(lambda x, weight, bias: fused.linear(x, weight, bias, None))
 
 
-def _takes(self: Any, query: Any, key: Any, value: Any, padding: Any, mask: Any, is_causal: bool) -> bool:
+def _is_supported(self: Any, query: Any, key: Any, value: Any, padding: Any, mask: Any, is_causal: bool) -> bool:
     """Whether both torch's own and cuDNN take the operands; the rest is torch's, or torch's to refuse."""
     given = (query, key, value)
     if any(t.ndim != 3 or t.is_nested or t.shape[2] != self.embed_dim or not t.numel() for t in given):
         return False
-    if not fused.fit(attention.DTYPES, *given, self.in_proj_weight, self.out_proj.weight):
+    if not fused.operands_fit(attention.DTYPES, *given, self.in_proj_weight, self.out_proj.weight):
         return False
     batch, tokens = (0, 1) if self.batch_first else (1, 0)
     n, queries, keys = query.shape[batch], query.shape[tokens], key.shape[tokens]
@@ -177,7 +179,7 @@ def _is_mask(mask: Any, shapes: tuple[tuple[int, ...], ...], query: Any) -> bool
     return mask.dtype in (torch.bool, query.dtype) and mask.device == query.device and tuple(mask.shape) in shapes
 
 
-def _merged(mask: Any, padding: Any, q: Any, k: Any) -> Any:
+def _merge_masks(mask: Any, padding: Any, q: Any, k: Any) -> Any:
     """The mask (…, queries, keys) of both: True for keys that are seen, or what is added to the scores."""
     n, heads, queries, _ = q.shape
     keys = k.shape[2]
@@ -194,7 +196,7 @@ def _merged(mask: Any, padding: Any, q: Any, k: Any) -> Any:
     return added[0] if len(added) == 1 else added[0] + added[1]
 
 
-def _projected(self: Any, query: Any, key: Any, value: Any, project: Any) -> Any:
+def _project(self: Any, query: Any, key: Any, value: Any, project: Any) -> Any:
     """Queries, keys and values by as few products as there are different operands."""
     weight, bias, width = self.in_proj_weight, self.in_proj_bias, self.embed_dim
     if query is key and key is value:
@@ -208,7 +210,7 @@ def _projected(self: Any, query: Any, key: Any, value: Any, project: Any) -> Any
     return found
 
 
-def _heads(self: Any, x: Any) -> Any:
+def _split_heads(self: Any, x: Any) -> Any:
     """(batch, heads, tokens, head), a view."""
     x = x.unflatten(-1, (self.num_heads, self.head_dim))
     return x.transpose(1, 2) if self.batch_first else x.permute(1, 2, 0, 3)

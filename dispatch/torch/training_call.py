@@ -18,31 +18,34 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-__all__ = ["PLACE", "Call", "buffers_restored", "parameters_apart", "restore", "results_of"]
+__all__ = ["DEVICE_TYPE", "Call", "buffers_restored", "restore", "results_of", "separate_parameters"]
 
-PLACE = "cuda"  # whose autocast counts
+DEVICE_TYPE = "cuda"  # whose autocast counts
 
 
 @contextmanager
-def parameters_apart(model: nn.Module, parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+def separate_parameters(model: nn.Module, parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
     """Give the model others in the same memory: with gradients, hooks and nodes of their own."""
-    own: dict[int, Any] = {id(p): torch.nn.Parameter(p.detach()) for p in parameters}
+    separate: dict[int, Any] = {id(p): torch.nn.Parameter(p.detach()) for p in parameters}
     for p in parameters:
-        own[id(p)].__dict__.update(p.__dict__)
+        separate[id(p)].__dict__.update(p.__dict__)
     slots = [
-        (m, name, p) for m in model.modules() for name, p in m._parameters.items() if p is not None and id(p) in own
+        (m, name, p)
+        for m in model.modules()
+        for name, p in m._parameters.items()
+        if p is not None and id(p) in separate
     ]
     try:
         for module, name, p in slots:
-            _put(module, name, own[id(p)])
-        yield [own[id(p)] for p in parameters]
+            _set_parameter(module, name, separate[id(p)])
+        yield [separate[id(p)] for p in parameters]
     finally:
         for module, name, p in slots:
-            if module._parameters.get(name) is own[id(p)]:
-                _put(module, name, p)
+            if module._parameters.get(name) is separate[id(p)]:
+                _set_parameter(module, name, p)
 
 
-def _put(module: nn.Module, name: str, p: nn.Parameter) -> None:
+def _set_parameter(module: nn.Module, name: str, p: nn.Parameter) -> None:
     if isinstance(module, torch.nn.RNNBase):  # which keeps a list of them
         setattr(module, name, p)
     else:
@@ -74,14 +77,14 @@ class Call:
         self.model, self._forward = model, forward
         empty = [torch.empty(0)] * len(tensors)  # in their places others are put
         self._args, self._kwargs = with_operands(empty, args, kwargs)
-        self.asked = [t.requires_grad for t in tensors]
-        self.dtype = torch.get_autocast_dtype(PLACE) if torch.is_autocast_enabled(PLACE) else None
+        self.requires_grad = [t.requires_grad for t in tensors]
+        self.dtype = torch.get_autocast_dtype(DEVICE_TYPE) if torch.is_autocast_enabled(DEVICE_TYPE) else None
 
-    def run(self, own: list[torch.Tensor]) -> Any:
+    def run(self, inputs: list[torch.Tensor]) -> Any:
         """The result over these operands. Weights are cast anew, for a graph must not read what was cast outside."""
-        args, kwargs = with_operands(own, self._args, self._kwargs)
+        args, kwargs = with_operands(inputs, self._args, self._kwargs)
         enabled = self.dtype is not None
-        with torch.enable_grad(), torch.autocast(PLACE, self.dtype, enabled, cache_enabled=False):
+        with torch.enable_grad(), torch.autocast(DEVICE_TYPE, self.dtype, enabled, cache_enabled=False):
             return self._forward(*args, **kwargs)
 
     @staticmethod
@@ -89,7 +92,7 @@ class Call:
         results: list[torch.Tensor], given: list[torch.Tensor], sources: list[torch.Tensor]
     ) -> list[torch.Tensor | None]:
         """Those of the sources, or None where a result does not depend on one."""
-        with torch.autocast(PLACE, enabled=False):
+        with torch.autocast(DEVICE_TYPE, enabled=False):
             return list(torch.autograd.grad(results, sources, given, allow_unused=True))
 
 

@@ -1,8 +1,8 @@
-"""Training steps of a fused model as CUDA graphs: which calls are recorded, which replayed, and which run themselves.
+"""Training steps of a fused model as CUDA graphs: which calls are recorded, which replayed, and which run eagerly.
 
-A call with gradients runs itself some times, and it is noted which of its results are given gradients, and how. One
-that goes on alike is recorded (training_recording.py), and replayed from then on (training_step.py) where the model and
-torch's modes are as they were and no backward pass of a replay before is still to come.
+At first a call with gradients runs eagerly, and it is noted which of its results are given gradients. If calls go on in
+the same way, one is recorded (training_recording.py), and replayed from then on (training_step.py), provided that the
+model and torch's modes are unchanged and no backward pass of an earlier replay is pending.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from torch.utils import _pytree
 from dispatch.torch import training_call
 from dispatch.torch.graph_recorder import ACTIVE, CONSTANTS, version_of
 from dispatch.torch.model_state import TrainedState
-from dispatch.torch.shared import nobody_listens
+from dispatch.torch.shared import is_plain_eager
 from dispatch.torch.training_call import Call, results_of
 from dispatch.torch.training_recording import Unrecorded, record
-from dispatch.torch.training_step import Memory, Step, Token, is_last
+from dispatch.torch.training_step import ReplayToken, Step, StepMemory, is_last
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
 
 __all__ = ["Training", "modes"]
 
-BEFORE = 3  # calls that look alike and run themselves before one is recorded: plans are learnt meanwhile
-MOST = 8  # steps of a model, each with memory for all of its gradients
-SEEN = 512  # kinds of calls that are known
-FAILURES = 2  # captures that end in an error before none is tried any more
+RUNS_BEFORE = 3  # calls that look alike and run themselves before one is recorded: plans are learnt meanwhile
+MAX_STEPS = 8  # steps of a model, each with memory for all of its gradients
+MAX_KINDS = 512  # kinds of calls that are known
+MAX_FAILURES = 2  # captures that end in an error before none is tried any more
 UNUSED = 32  # calls without a backward pass after which none is waited for
 BUSY = "another call is being recorded"
-RARELY = 4096  # the most calls before a model that changes all the time is recorded again
+MAX_NEEDED = 4096  # the most calls before a model that changes all the time is recorded again
 
 _in_backward: Callable[[], int] = torch._C._current_graph_task_id
 _hooks_of_saved: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 
 
 def modes() -> tuple[Any, ...] | str:
-    """The modes of torch's that a recorded step depends on; or why none stands for a call under them."""
-    if not nobody_listens():
+    """The modes of torch that a recorded step depends on; or why no step can be recorded under them."""
+    if not is_plain_eager():
         return "torch compiles, traces, transforms or profiles it"
     if torch.is_anomaly_enabled():
         return "torch looks for anomalies"
@@ -54,91 +54,91 @@ def modes() -> tuple[Any, ...] | str:
         return "what is saved for the gradient has hooks"
     if _in_backward() != -1:
         return "it is called within a backward pass"
-    place = training_call.PLACE
+    place = training_call.DEVICE_TYPE
     dtype = torch.get_autocast_dtype(place) if torch.is_autocast_enabled(place) else None
     return (dtype, torch._C._get_cudnn_deterministic(), torch.is_deterministic_algorithms_warn_only_enabled())
 
 
-class Gate:
-    """Lets either many threads run a model's forward, or one alone that gives it other parameters meanwhile."""
+class ForwardLock:
+    """Lets many threads run a model's forward at a time, or a single one that exchanges its parameters meanwhile."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._inside: Counter[int] = Counter()
-        self._alone: int | None = None
+        self._sharing: Counter[int] = Counter()
+        self._exclusive: int | None = None
 
     @contextmanager
-    def inside(self) -> Iterator[None]:
-        """Run the forward in here; a backward pass, which somebody may wait for, does not wait."""
+    def shared(self) -> Iterator[None]:
+        """Run the forward in the block; within a backward pass, which others may wait for, it does not wait."""
         me = threading.get_ident()
         with self._changed:
             if _in_backward() == -1:
-                self._changed.wait_for(lambda: self._alone in (None, me))
-            self._inside[me] += 1
+                self._changed.wait_for(lambda: self._exclusive in (None, me))
+            self._sharing[me] += 1
         try:
             yield
         finally:
             with self._changed:
-                self._inside[me] -= 1
-                if not self._inside[me]:
-                    del self._inside[me]
+                self._sharing[me] -= 1
+                if not self._sharing[me]:
+                    del self._sharing[me]
                 self._changed.notify_all()
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def exclusive(self) -> Iterator[None]:
         """No other thread runs the forward meanwhile."""
         me = threading.get_ident()
         with self._changed:
-            self._changed.wait_for(lambda: self._alone is None and not self._inside.keys() - {me})
-            self._alone = me
+            self._changed.wait_for(lambda: self._exclusive is None and not self._sharing.keys() - {me})
+            self._exclusive = me
         try:
             yield
         finally:
             with self._changed:
-                self._alone = None
+                self._exclusive = None
                 self._changed.notify_all()
 
 
-class Learnt:
-    """What is known of calls that look alike.
+class CallHistory:
+    """What is known about calls of one kind.
 
     Attributes:
-        why: why they are not recorded; empty where nothing speaks against it.
-        count: how often one ran itself since it began or the model was another.
-        needed: how often it is to.
-        given: which results were given a gradient; None before the first backward pass.
-        samples: such gradients, from the last call before it is recorded until then.
+        why: the reason why they are not recorded; empty if there is none.
+        count: how many ran eagerly since the first one, or since the model changed.
+        needed: how many must run eagerly before one is recorded.
+        gradients_given: which results were given a gradient; None before the first backward pass.
+        samples: such gradients, kept from the last eager call until the recording.
     """
 
     def __init__(self) -> None:
         self.why = ""
         self.count = 0
-        self.needed = BEFORE
-        self.given: list[bool] | None = None
+        self.needed = RUNS_BEFORE
+        self.gradients_given: list[bool] | None = None
         self.samples: list[torch.Tensor | None] | None = None
         self._closed = False
 
-    def note(self, given: tuple[torch.Tensor | None, ...]) -> None:
+    def note_gradients(self, gradients_given: tuple[torch.Tensor | None, ...]) -> None:
         """A backward pass gives these gradients to the results."""
-        which = [g is not None for g in given]
+        which = [g is not None for g in gradients_given]
         if torch.is_grad_enabled():
             self.why = "a gradient of its gradient is asked for"
         elif not is_last():
             self.why = "its gradient is taken more than once (retain_graph=True)"
-        elif self.given not in (None, which):
+        elif self.gradients_given not in (None, which):
             self.why = "its results have gradients now here, now there"
         elif not self._closed:
-            self.given = which
+            self.gradients_given = which
             if self.count >= self.needed:
-                self.samples = [None if g is None else g.detach().clone() for g in given]
+                self.samples = [None if g is None else g.detach().clone() for g in gradients_given]
 
     def close(self) -> None:
-        """It is recorded, or will not be."""
+        """Stop observing: a step was recorded, or will not be."""
         self.samples, self._closed = None, True
 
-    def again(self) -> None:
-        """The model was another: each time it takes twice as long until the next recording."""
-        self.count, self.needed, self._closed = 0, min(2 * self.needed, RARELY), False
+    def restart(self) -> None:
+        """Start again after the model changed: each time the next recording takes twice as many calls."""
+        self.count, self.needed, self._closed = 0, min(2 * self.needed, MAX_NEEDED), False
 
 
 class Training:
@@ -150,18 +150,18 @@ class Training:
 
     def __init__(self, counts: Any) -> None:
         self.counts = counts
-        self._gate = Gate()
-        self._kept: OrderedDict[Any, Step] = OrderedDict()
-        self._learnt: OrderedDict[Any, Learnt] = OrderedDict()
-        self._sampled: OrderedDict[Any, Learnt] = OrderedDict()
-        self._memory: dict[Any, Memory] = {}
+        self._forward_lock = ForwardLock()
+        self._steps: OrderedDict[Any, Step] = OrderedDict()
+        self._histories: OrderedDict[Any, CallHistory] = OrderedDict()
+        self._sampled: OrderedDict[Any, CallHistory] = OrderedDict()
+        self._memory: dict[Any, StepMemory] = {}
         self._failures = 0
         self._recording = False
         self._lock = threading.RLock()
 
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The forward itself, not while it is recorded."""
-        with self._gate.inside():
+        """Run the forward itself, but not while it is being recorded."""
+        with self._forward_lock.shared():
             return forward(*args, **kwargs)
 
     def call(
@@ -174,23 +174,23 @@ class Training:
         kwargs: dict[str, Any],
         tensors: list[torch.Tensor],
     ) -> tuple[Any] | str:
-        """The result of a call that is learnt or replayed; or why of neither."""
+        """The result of a call that was observed or replayed; or the reason why it was neither."""
         key = (key, model.training)
         with self._lock:
             if recorder in ACTIVE or self._recording:
                 return BUSY
             memory = self._memory.get(recorder)
             if memory is None:
-                memory = self._memory[recorder] = Memory(recorder.new_pool())
-            learnt = self._known(key)
-            if learnt.why:
-                learnt.close()
+                memory = self._memory[recorder] = StepMemory(recorder.new_pool())
+            history = self._history_of(key)
+            if history.why:
+                history.close()
                 self._forget(key)
-                return learnt.why
+                return history.why
             if not memory.is_free():
                 return "the backward pass of a replay before is still to come"
-            step = self._standing(key, learnt)
-            is_known = learnt.count >= learnt.needed and learnt.samples is not None
+            step = self._valid_step(key, history)
+            is_known = history.count >= history.needed and history.samples is not None
             if step is not None:
                 token = memory.take()
             elif is_known:
@@ -198,35 +198,35 @@ class Training:
         if step is not None:
             return (step(token, tensors),)
         if not is_known:
-            return self._learn(key, learnt, model, forward, args, kwargs, tensors)
-        found = self._record(key, learnt, recorder, memory, Call(model, forward, args, kwargs, tensors), tensors)
+            return self._learn(key, history, model, forward, args, kwargs, tensors)
+        found = self._record(key, history, recorder, memory, Call(model, forward, args, kwargs, tensors), tensors)
         if isinstance(found, str):
             return found
         return (found[0](found[1], tensors),)
 
-    def _standing(self, key: Any, learnt: Learnt) -> Step | None:
-        """The step of calls like this one, unless the model is another meanwhile."""
-        step = self._kept.get(key)
+    def _valid_step(self, key: Any, history: CallHistory) -> Step | None:
+        """The step of calls of this kind, unless the model has changed meanwhile."""
+        step = self._steps.get(key)
         if step is None:
             return None
-        if step.stands():
-            self._kept.move_to_end(key)
+        if step.is_valid():
+            self._steps.move_to_end(key)
             self.counts.replayed += 1
             return step
         self._forget(key)
-        learnt.again()
+        history.restart()
         return None
 
-    def _known(self, key: Any) -> Learnt:
-        learnt = self._learnt.get(key)
-        if learnt is None:
-            learnt = self._learnt[key] = Learnt()
-            while len(self._learnt) > SEEN:
-                self._forget(self._learnt.popitem(last=False)[0])
-        return learnt
+    def _history_of(self, key: Any) -> CallHistory:
+        history = self._histories.get(key)
+        if history is None:
+            history = self._histories[key] = CallHistory()
+            while len(self._histories) > MAX_KINDS:
+                self._forget(self._histories.popitem(last=False)[0])
+        return history
 
     def _forget(self, key: Any) -> None:
-        step = self._kept.pop(key, None)
+        step = self._steps.pop(key, None)
         if step is not None:
             step.finish()
 
@@ -234,17 +234,17 @@ class Training:
     def _learn(
         self,
         key: Any,
-        learnt: Learnt,
+        history: CallHistory,
         model: nn.Module,
         forward: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         tensors: list[torch.Tensor],
     ) -> tuple[Any] | str:
-        """The result of a call that runs itself, by which it is seen whether it can be recorded."""
+        """Run a call eagerly and observe whether it can be recorded; returns its result, or why it cannot."""
         if is_last() is None:
             return "this torch does not tell whether a backward pass is the last one"
-        if self._failures >= FAILURES:
+        if self._failures >= MAX_FAILURES:
             return "recordings of other calls failed"
         state = TrainedState(model)
         if why := state.why_not():
@@ -252,60 +252,68 @@ class Training:
         written = {id(b) for b in state.buffers}
         versions = [(t, version_of(t)) for t in (*state.tensors, *tensors) if id(t) not in written]
         y = self.run(forward, args, kwargs)
-        learnt.count += 1
-        if learnt.count >= learnt.needed:
-            self._make_room_for_samples(key, learnt)
+        history.count += 1
+        if history.count >= history.needed:
+            self._make_room_for_samples(key, history)
         leaves, spec = _pytree.tree_flatten(y)
         if any(version_of(t) != before for t, before in versions):
-            learnt.why = "it writes to its operands or parameters"
-        elif odd := next((x for x in leaves if type(x) is not torch.Tensor and type(x) not in CONSTANTS), None):
-            learnt.why = f"it gives back a {type(odd).__name__}, which is no tensor"
+            history.why = "it writes to its operands or parameters"
+        elif unknown := next((x for x in leaves if type(x) is not torch.Tensor and type(x) not in CONSTANTS), None):
+            history.why = f"it gives back a {type(unknown).__name__}, which is no tensor"
         elif _overlap(leaves, [*state.tensors, *tensors]):
-            learnt.why = "it gives back memory of an operand, a parameter or a buffer"
+            history.why = "it gives back memory of an operand, a parameter or a buffer"
         elif not any(x.requires_grad for x in leaves if type(x) is torch.Tensor):
-            learnt.why = "nothing of it requires a gradient: call under torch.no_grad()"
-        elif learnt.count > UNUSED and learnt.samples is None:
-            learnt.why = "no gradient is taken of it: call under torch.no_grad()"
-        self.counts.reasons[learnt.why or "it is learnt"] += 1
-        return (y,) if learnt.why else (_observed(learnt, leaves, spec),)
+            history.why = "nothing of it requires a gradient: call under torch.no_grad()"
+        elif history.count > UNUSED and history.samples is None:
+            history.why = "no gradient is taken of it: call under torch.no_grad()"
+        self.counts.reasons[history.why or "it is learnt"] += 1
+        return (y,) if history.why else (_observe_gradients(history, leaves, spec),)
 
-    def _make_room_for_samples(self, key: Any, learnt: Learnt) -> None:
-        """Gradients of results can be large: few kinds of calls have some at a time."""
+    def _make_room_for_samples(self, key: Any, history: CallHistory) -> None:
+        """Limit how many kinds of calls keep samples at a time: gradients of results can be large."""
         with self._lock:
-            self._sampled[key] = learnt
+            self._sampled[key] = history
             self._sampled.move_to_end(key)
-            while len(self._sampled) > MOST:
+            while len(self._sampled) > MAX_STEPS:
                 self._sampled.popitem(last=False)[1].samples = None
 
     # -- recording -------------------------------------------------------------------------------------------------
     def _record(
-        self, key: Any, learnt: Learnt, recorder: Recorder, memory: Memory, call: Call, tensors: list[torch.Tensor]
-    ) -> tuple[Step, Token] | str:
-        """The step of a call, whose turn it is; or why there is none."""
+        self,
+        key: Any,
+        history: CallHistory,
+        recorder: Recorder,
+        memory: StepMemory,
+        call: Call,
+        tensors: list[torch.Tensor],
+    ) -> tuple[Step, ReplayToken] | str:
+        """Record the step of a call; returns it with the token of its first replay, or why there is none."""
 
-        def changed(why: str) -> None:
-            learnt.why = why
+        def on_change(why: str) -> None:
+            history.why = why
             self.counts.reasons[f"its gradient was computed anew: {why}"] += 1
 
         try:
-            step = record(recorder, memory, call, tensors, learnt.samples or [], self._gate.alone, changed)
+            step = record(
+                recorder, memory, call, tensors, history.samples or [], self._forward_lock.exclusive, on_change
+            )
             with self._lock:
-                learnt.close()
+                history.close()
                 self.counts.recorded += 1
                 self.counts.replayed += 1
-                self._kept[key] = step
-                if len(self._kept) > MOST:
-                    outdated = next(iter(self._kept))
+                self._steps[key] = step
+                if len(self._steps) > MAX_STEPS:
+                    outdated = next(iter(self._steps))
                     self._forget(outdated)
-                    self._learnt[outdated].again()
+                    self._histories[outdated].restart()
                 return step, memory.take()
         except Unrecorded as error:
             self._failures += error.failed
             if error.for_good:
-                learnt.why = str(error)
-                learnt.close()
+                history.why = str(error)
+                history.close()
             else:
-                learnt.again()
+                history.restart()
             return str(error)
         finally:
             self._recording = False
@@ -317,27 +325,29 @@ def _overlap(leaves: list[Any], others: list[torch.Tensor]) -> bool:
 
 
 # -- which results have gradients --------------------------------------------------------------------------------------
-def _observed(learnt: Learnt, leaves: list[Any], spec: Any) -> Any:
-    """The result, whose gradients are noted."""
+def _observe_gradients(history: CallHistory, leaves: list[Any], spec: Any) -> Any:
+    """The result, whose gradients will be noted."""
     results = results_of(leaves)
-    apply: Any = _Seen.apply
-    seen = apply(learnt, [y.requires_grad for y in results], *results)
+    apply: Any = _GradientObserver.apply
+    seen = apply(history, [y.requires_grad for y in results], *results)
     found = {id(y): one for y, one in zip(results, seen, strict=True)}
     return _pytree.tree_unflatten([found.get(id(x), x) for x in leaves], spec)
 
 
-class _Seen(torch.autograd.Function):
-    """Results as they are, in memory of their own; notes which of them are given gradients."""
+class _GradientObserver(torch.autograd.Function):
+    """Copies of results; notes which of them are given gradients."""
 
     @staticmethod
-    def forward(ctx: Any, learnt: Learnt, followed: list[bool], *results: torch.Tensor) -> Any:
-        ctx.learnt = learnt
+    def forward(ctx: Any, history: CallHistory, differentiable: list[bool], *results: torch.Tensor) -> Any:
+        ctx.history = history
         ctx.set_materialize_grads(False)
         copies = tuple(y.clone() for y in results)
-        ctx.mark_non_differentiable(*(y for y, is_followed in zip(copies, followed, strict=True) if not is_followed))
+        ctx.mark_non_differentiable(
+            *(y for y, is_followed in zip(copies, differentiable, strict=True) if not is_followed)
+        )
         return copies
 
     @staticmethod
-    def backward(ctx: Any, *given: torch.Tensor | None) -> Any:
-        ctx.learnt.note(given)
-        return (None, None, *given)
+    def backward(ctx: Any, *gradients_given: torch.Tensor | None) -> Any:
+        ctx.history.note_gradients(gradients_given)
+        return (None, None, *gradients_given)

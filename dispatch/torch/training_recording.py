@@ -1,7 +1,7 @@
-"""Records a training step: runs it by itself, captures forward and backward, and holds a replay against it.
+"""Records a training step: runs it eagerly, captures forward and backward, and compares a replay with it.
 
-Nothing of it is seen outside: buffers that the forward writes to, and what it draws random numbers from, are after it
-as they were before, and so are the parameters' gradients.
+A recording has no effects outside: the buffers that the forward writes to, the random generators and the parameters'
+gradients are restored.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree
 
-from dispatch.torch.graph_recorder import ACTIVE, LostCapture, Recorder, said_of, same
+from dispatch.torch.graph_recorder import ACTIVE, FailedCapture, Recorder, agree, first_line_of
 from dispatch.torch.model_state import TrainedState
-from dispatch.torch.training_call import Call, buffers_restored, parameters_apart, restore, results_of
-from dispatch.torch.training_step import Memory, Step
+from dispatch.torch.training_call import Call, buffers_restored, restore, results_of, separate_parameters
+from dispatch.torch.training_step import Step, StepMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["Unrecorded", "record"]
 
-DRAWN = "it draws random numbers on the host"
-HIDDEN = "it reads tensors that require a gradient and are no parameters of the model"
+HOST_RANDOM = "it draws random numbers on the host"
+FOREIGN_TENSORS = "it reads tensors that require a gradient and are no parameters of the model"
 DIFFER = "two calls of it with the same operands differ"
-OTHER = "its graphs give other results or gradients than it does: it depends on more than its operands"
+OTHER_RESULTS = "its graphs give other results or gradients than it does: it depends on more than its operands"
 
 
 class Unrecorded(Exception):
-    """There is no recording; the text says why.
+    """A step could not be recorded; the text says why.
 
     Attributes:
-        failed: a capture ended in an error, from each of which torch's allocator may suffer.
-        for_good: another try would end as this one.
+        failed: whether a capture ended in an error; each such error may harm torch's allocator.
+        for_good: whether another attempt would fail, too.
     """
 
     def __init__(self, why: str, *, failed: bool = False, for_good: bool = True) -> None:
@@ -43,12 +43,12 @@ class Unrecorded(Exception):
 
 def record(
     recorder: Recorder,
-    memory: Memory,
+    memory: StepMemory,
     call: Call,
     tensors: list[torch.Tensor],
     samples: list[torch.Tensor | None],
-    alone: Callable[[], Any],
-    changed: Callable[[str], None],
+    exclusive: Callable[[], Any],
+    on_change: Callable[[str], None],
 ) -> Step:
     """The step of a call, held against what it gives by itself; Unrecorded where there is none.
 
@@ -61,16 +61,16 @@ def record(
         alone: within it no other thread runs the model's forward.
         changed: is told by the step where its backward pass is another.
     """
-    with alone(), recorder.lock:  # in this order: a forward that is waited for may want the lock
+    with exclusive(), recorder.lock:  # in this order: a forward that is waited for may want the lock
         ACTIVE.add(recorder)
         try:
             state = TrainedState(call.model)
             if why := state.why_not():
                 raise Unrecorded(why)
-            with recorder.beside():
-                step = Step(recorder, memory, call, state, alone, changed)
-                _Recording(step, tensors, samples).make()
-            if not state.is_as_it_was():
+            with recorder.on_own_stream():
+                step = Step(recorder, memory, call, state, exclusive, on_change)
+                _Recording(step, tensors, samples).run()
+            if not state.is_unchanged():
                 raise Unrecorded("it sets attributes at each call")
             return step
         finally:
@@ -87,50 +87,50 @@ class _Recording:
         self._step, self._samples = step, samples
         self._recorder, self._call, self._state = step.recorder, step.call, step.state
         with torch.inference_mode(False), torch.no_grad():
-            self._own = [torch.empty_like(x).copy_(x) for x in tensors]
-        for x, asked in zip(self._own, self._call.asked, strict=True):
-            x.requires_grad_(asked)
-        step.reads(self._own)
+            self._inputs = [torch.empty_like(x).copy_(x) for x in tensors]
+        for x, requires_grad in zip(self._inputs, self._call.requires_grad, strict=True):
+            x.requires_grad_(requires_grad)
+        step.set_inputs(self._inputs)
         self._generator = self._recorder.generator()
-        self._drawn = self._generator.get_state()
+        self._generator_state = self._generator.get_state()
 
-    def make(self) -> None:
+    def run(self) -> None:
         """Record the step, with everything as it was behind it."""
-        host = self._recorder.host_numbers()
+        host = self._recorder.host_generators()
         try:
             with ExitStack() as stack:
                 self._buffers = stack.enter_context(buffers_restored(self._state.buffers))
-                self._parameters = stack.enter_context(parameters_apart(self._call.model, self._state.parameters))
-                self._asking = [*(x for x in self._own if x.requires_grad), *self._parameters]
-                self._by_itself()
-                self._again()
-                expected = self._by_itself()
-                if not host.are_as_before():
-                    raise Unrecorded(DRAWN)
+                self._parameters = stack.enter_context(separate_parameters(self._call.model, self._state.parameters))
+                self._sources_asked = [*(x for x in self._inputs if x.requires_grad), *self._parameters]
+                self._run_eagerly()
+                self._rewind()
+                expected = self._run_eagerly()
+                if not host.are_unchanged():
+                    raise Unrecorded(HOST_RANDOM)
                 self._capture()
                 self._compare(expected)
         except Unrecorded:
             raise
-        except LostCapture as error:
+        except FailedCapture as error:
             raise Unrecorded(f"it cannot be captured: {error}", failed=True) from None
         except Exception as error:  # noqa: BLE001  # whatever a forward of others raises
-            raise Unrecorded(f"it cannot be run beside: {said_of(error)}") from None
+            raise Unrecorded(f"it cannot be run beside: {first_line_of(error)}") from None
         finally:
-            self._generator.set_state(self._drawn)
+            self._generator.set_state(self._generator_state)
             host.restore()
 
-    def _again(self) -> None:
+    def _rewind(self) -> None:
         """Have the next run see what the first saw."""
         restore(self._state.buffers, self._buffers)
-        self._generator.set_state(self._drawn)
+        self._generator.set_state(self._generator_state)
 
     # -- by itself -------------------------------------------------------------------------------------------------
-    def _by_itself(self) -> list[Any]:
+    def _run_eagerly(self) -> list[Any]:
         """What results, gradients and buffers are; and what of it the step is to know.
 
         The first time libraries prepare for our stream what a capture does not let them.
         """
-        owned = {t.untyped_storage().data_ptr() for t in (*self._state.tensors, *self._own)}
+        owned = {t.untyped_storage().data_ptr() for t in (*self._state.tensors, *self._inputs)}
         seen: set[int] = set()
 
         def note(t: torch.Tensor) -> torch.Tensor:
@@ -138,22 +138,22 @@ class _Recording:
             return t
 
         with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
-            leaves = _pytree.tree_leaves(self._call.run(self._own))
+            leaves = _pytree.tree_leaves(self._call.run(self._inputs))
         results = results_of(leaves)
         if [y.requires_grad for y, g in zip(results, self._samples, strict=True) if g is not None].count(False):
             raise Unrecorded(DIFFER)
         if any(y.untyped_storage().data_ptr() in owned for y in results):
             raise Unrecorded("it gives back memory of an operand, a parameter or a buffer")
         reached = _variables(results)
-        self._reached = [id(t) in reached for t in self._asking]
+        self._reached = [id(t) in reached for t in self._sources_asked]
         if len(reached) != sum(self._reached):
-            raise Unrecorded(HIDDEN)
-        self._sources = [t for t, is_reached in zip(self._asking, self._reached, strict=True) if is_reached]
+            raise Unrecorded(FOREIGN_TENSORS)
+        self._sources = [t for t, is_reached in zip(self._sources_asked, self._reached, strict=True) if is_reached]
         self._saved = [t for t in self._state.tensors if t.untyped_storage().data_ptr() in seen]
         found = self._with_gradients(results)
-        self._step.draws = not torch.equal(self._generator.get_state(), self._drawn)
-        changed = [not torch.equal(b, then) for b, then in zip(self._state.buffers, self._buffers, strict=True)]
-        self._step.mutated = [b for b, is_changed in zip(self._state.buffers, changed, strict=True) if is_changed]
+        self._step.draws = not torch.equal(self._generator.get_state(), self._generator_state)
+        written = [not torch.equal(b, then) for b, then in zip(self._state.buffers, self._buffers, strict=True)]
+        self._step.mutated = [b for b, is_changed in zip(self._state.buffers, written, strict=True) if is_changed]
         constants = [x for x in leaves if type(x) is not torch.Tensor]
         return [*found, *self._buffers_now(), *constants]
 
@@ -170,10 +170,10 @@ class _Recording:
 
     # -- its graphs ------------------------------------------------------------------------------------------------
     def _capture(self) -> None:
-        self._again()
+        self._rewind()
         pool = self._step.memory.pool
-        graph, (leaves, spec) = self._recorder.capture(pool, lambda: _pytree.tree_flatten(self._call.run(self._own)))
-        self._step.goes_forward(graph, leaves, spec)
+        graph, (leaves, spec) = self._recorder.capture(pool, lambda: _pytree.tree_flatten(self._call.run(self._inputs)))
+        self._step.set_forward(graph, leaves, spec)
         results = results_of(leaves)
         self._constants = [x for x in leaves if type(x) is not torch.Tensor]
         del leaves
@@ -183,24 +183,24 @@ class _Recording:
         graph, gradients = self._recorder.capture(
             pool, lambda: self._call.gradients([y for y, _ in pairs], [g for _, g in pairs], self._sources)
         )
-        self._step.goes_back(graph, given, self._reached, gradients, self._saved)
+        self._step.set_backward(graph, given, self._reached, gradients, self._saved)
 
     def _compare(self, expected: list[Any]) -> None:
         """Hold a replay of both against what it gives by itself."""
-        self._again()
-        found = [*self._step.once(self._samples), *self._buffers_now(), *self._constants]
-        dtypes = {x.dtype for x in (*expected, *self._asking) if isinstance(x, torch.Tensor)}
+        self._rewind()
+        found = [*self._step.replay_both(self._samples), *self._buffers_now(), *self._constants]
+        dtypes = {x.dtype for x in (*expected, *self._sources_asked) if isinstance(x, torch.Tensor)}
         dtypes |= {self._call.dtype or torch.float64}
         eps = max(torch.finfo(d).eps for d in dtypes if d.is_floating_point)
         gradients = expected[len(self._samples) :][: len(self._sources)]
         if any(g is not None and not g.isfinite().all() for g in gradients):
             raise Unrecorded("its gradients are not finite", for_good=False)
-        if same(expected, found, eps):
+        if agree(expected, found, eps):
             return
-        self._again()
-        results = results_of(_pytree.tree_leaves(self._call.run(self._own)))
+        self._rewind()
+        results = results_of(_pytree.tree_leaves(self._call.run(self._inputs)))
         again = [*self._with_gradients(results), *self._buffers_now(), *self._constants]
-        raise Unrecorded(OTHER if same(expected, again, eps) else DIFFER)
+        raise Unrecorded(OTHER_RESULTS if agree(expected, again, eps) else DIFFER)
 
 
 def _variables(results: list[torch.Tensor]) -> set[int]:

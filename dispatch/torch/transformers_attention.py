@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-__all__ = ["NAME", "attends", "is_chosen", "view_of", "why_not"]
+__all__ = ["NAME", "config_view", "is_replaced", "uses_attention_interface", "why_not"]
 
 NAME = "dispatch"  # of our function, in transformers' AttentionInterface
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
@@ -32,21 +32,21 @@ REFUSED = ("softcap", "output_attentions", "head_mask", "cache", "position_bias"
 
 
 # -- which modules -------------------------------------------------------------------------------------------------
-def attends(module: nn.Module) -> bool:
+def uses_attention_interface(module: nn.Module) -> bool:
     """Whether its forward takes its attention function from transformers' AttentionInterface."""
-    code = getattr(_written(module), "__code__", None)
+    code = getattr(_undecorated_forward(module), "__code__", None)
     return code is not None and INTERFACE in code.co_names
 
 
 def why_not(module: nn.Module) -> str:
-    """Why a module that `attends` cannot be given our function; empty where it can."""
-    forward: Any = _written(module)
+    """Why a module that `uses_attention_interface` cannot be given our function; empty where it can."""
+    forward: Any = _undecorated_forward(module)
     config: Any = module.__dict__.get("config")
     names = [one.argval for one in dis.get_instructions(forward)]
     reads = ("config", "_attn_implementation") in itertools.pairwise(names)
     if not reads or not hasattr(config, "_attn_implementation_internal"):
         return "it does not read config._attn_implementation of its own"
-    if is_chosen(module):
+    if is_replaced(module):
         return "its attention was replaced already"
     if config._attn_implementation != "sdpa":
         hint = "call model.set_attn_implementation('sdpa') first"
@@ -59,23 +59,23 @@ def why_not(module: nn.Module) -> str:
     if getattr(module, "attn_logit_softcapping", None) is not None:
         return "it caps its scores"
     interface = forward.__globals__.get(INTERFACE)
-    if interface is None or interface["sdpa"] is not _of_transformers():
+    if interface is None or interface["sdpa"] is not _sdpa_of_transformers():
         return "the sdpa function that it calls is not transformers' own"
     return ""
 
 
-def is_chosen(module: nn.Module) -> bool:
+def is_replaced(module: nn.Module) -> bool:
     """Whether a module has our function already."""
-    return isinstance(module.__dict__.get("config"), _Choice)
+    return isinstance(module.__dict__.get("config"), _ConfigView)
 
 
-def _written(module: nn.Module) -> Any:
+def _undecorated_forward(module: nn.Module) -> Any:
     """A module's forward without decorators."""
     return inspect.unwrap(type(module).forward)
 
 
 # -- the config ----------------------------------------------------------------------------------------------------
-class _Choice:
+class _ConfigView:
     """What the class of a view adds to that of the config."""
 
     __slots__ = ()
@@ -95,29 +95,29 @@ class _Choice:
         self._original._attn_implementation = value
 
     def __reduce_ex__(self, _protocol: Any) -> Any:
-        return view_of, (self._original,)
+        return config_view, (self._original,)
 
 
-def view_of(config: Any) -> Any:
+def config_view(config: Any) -> Any:
     """The config with all its attributes, which both share, but for the function of attention."""
     _register()
     kind: Any = type(config)
-    view: Any = object.__new__(_view(kind))
+    view: Any = object.__new__(_view_class(kind))
     object.__setattr__(view, "__dict__", config.__dict__)
     object.__setattr__(view, "_original", config)
     return view
 
 
 @functools.cache
-def _view(kind: type) -> type:
+def _view_class(kind: type) -> type:
     def fill(names: dict[str, Any]) -> None:
         names |= {"__slots__": ("_original",), "__module__": kind.__module__, "__doc__": kind.__doc__}
 
-    return types.new_class(kind.__name__, (_Choice, kind), exec_body=fill)
+    return types.new_class(kind.__name__, (_ConfigView, kind), exec_body=fill)
 
 
 # -- the function --------------------------------------------------------------------------------------------------
-def _of_transformers() -> Callable[..., Any]:
+def _sdpa_of_transformers() -> Callable[..., Any]:
     found: Callable[..., Any] = importlib.import_module(
         "transformers.integrations.sdpa_attention"
     ).sdpa_attention_forward
@@ -126,14 +126,16 @@ def _of_transformers() -> Callable[..., Any]:
 
 def _register() -> None:
     """Make our function known to transformers."""
-    importlib.import_module("transformers.modeling_utils").AttentionInterface.register(NAME, _ours(_of_transformers()))
+    importlib.import_module("transformers.modeling_utils").AttentionInterface.register(
+        NAME, _our_function(_sdpa_of_transformers())
+    )
 
 
 @functools.cache
-def _ours(theirs: Callable[..., Any]) -> Callable[..., Any]:
+def _our_function(original: Callable[..., Any]) -> Callable[..., Any]:
     """Our function beside transformers' own, which runs what ours does not take."""
     known = {"module", "query", "key", "value", "attention_mask", "dropout", "scaling", "is_causal", "kwargs"}
-    others = (*REFUSED, *(set(inspect.signature(theirs).parameters) - known - set(REFUSED)))
+    others = (*REFUSED, *(set(inspect.signature(original).parameters) - known - set(REFUSED)))
 
     def dispatch_attention_forward(
         module: Any,
@@ -155,18 +157,18 @@ def _ours(theirs: Callable[..., Any]) -> Callable[..., Any]:
         if (
             several
             and not (causal and attention_mask is not None)
-            and not (kwargs and _given(kwargs, others))
+            and not (kwargs and _any_given(kwargs, others))
             and query.shape[1] == key.shape[1] * getattr(module, "num_key_value_groups", 1)
-            and fused.attends(query, key, value, attention_mask, dropout, causal, scaling, True)
+            and fused.supports_attention(query, key, value, attention_mask, dropout, causal, scaling, True)
         ):
-            y = fused.attend(query, key, value, attention_mask, dropout, causal, scaling)
+            y = fused.run_attention(query, key, value, attention_mask, dropout, causal, scaling)
             return y.transpose(1, 2).contiguous(), None
         choices = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal}
-        found: tuple[Any, None] = theirs(module, query, key, value, attention_mask, **choices, **kwargs)
+        found: tuple[Any, None] = original(module, query, key, value, attention_mask, **choices, **kwargs)
         return found
 
     return dispatch_attention_forward
 
 
-def _given(arguments: dict[str, Any], names: tuple[str, ...]) -> bool:
+def _any_given(arguments: dict[str, Any], names: tuple[str, ...]) -> bool:
     return any(arguments.get(name) is not None and arguments[name] is not False for name in names)

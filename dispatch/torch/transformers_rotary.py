@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-__all__ = ["NAME", "forward_of", "is_turned", "turns", "why_not"]
+__all__ = ["NAME", "forward_of", "is_replaced", "uses_rotary", "why_not"]
 
 NAME = "apply_rotary_pos_emb"
 HEADS, TOKENS = 1, 2  # the axis of heads: where cos and sin get one of extent 1
@@ -30,7 +30,7 @@ BATCH = 2
 
 
 # -- which modules -------------------------------------------------------------------------------------------------
-def turns(module: nn.Module) -> bool:
+def uses_rotary(module: nn.Module) -> bool:
     """Whether its forward calls the function of that name."""
     forward: Any = inspect.unwrap(type(module).forward)
     code = getattr(forward, "__code__", None)
@@ -38,32 +38,32 @@ def turns(module: nn.Module) -> bool:
 
 
 def why_not(module: nn.Module) -> str:
-    """Why a module that `turns` cannot be given our function; empty where it can."""
+    """Why a module that `uses_rotary` cannot be given our function; empty where it can."""
     forward: Any = type(module).forward
     written = inspect.unwrap(forward)
-    theirs = written.__globals__.get(NAME)
-    if not callable(theirs):
+    original = written.__globals__.get(NAME)
+    if not callable(original):
         return f"there is no function {NAME} beside it"
-    if meaning_of(theirs) is None:
+    if semantics_of(original) is None:
         return f"its {NAME} does not compute x · cos + rotate_half(x) · sin of q and k"
     try:
-        _rebuilt(forward, lambda function: function)
+        _rebuild(forward, lambda function: function)
     except LookupError:
         return "a decorator of its forward does not say what it calls"
     return ""
 
 
-def is_turned(module: nn.Module) -> bool:
+def is_replaced(module: nn.Module) -> bool:
     """Whether a module calls our function already."""
-    forward = inspect.unwrap(module.__dict__.get("forward", turns))
+    forward = inspect.unwrap(module.__dict__.get("forward", uses_rotary))
     return getattr(getattr(forward, "__globals__", {}).get(NAME), "__module__", "") == __name__
 
 
 def forward_of(module: nn.Module) -> Any:
     """Its forward with our function."""
     written: Any = inspect.unwrap(type(module).forward)
-    ours = _ours(written.__globals__[NAME])
-    return _rebuilt(type(module).forward, lambda function: _with_global(function, NAME, ours))
+    replacement = _our_function(written.__globals__[NAME])
+    return _rebuild(type(module).forward, lambda function: _with_global(function, NAME, replacement))
 
 
 def _globals_of(forward: Any) -> set[str]:
@@ -71,7 +71,7 @@ def _globals_of(forward: Any) -> set[str]:
 
 
 # -- a forward of the same code ------------------------------------------------------------------------------------
-def _rebuilt(function: Any, change: Callable[[Any], Any]) -> Any:
+def _rebuild(function: Any, change: Callable[[Any], Any]) -> Any:
     """A function with its decorators, the innermost one changed; LookupError where one does not hold what it wraps."""
     inner = getattr(function, "__wrapped__", None)
     if inner is None:
@@ -79,7 +79,7 @@ def _rebuilt(function: Any, change: Callable[[Any], Any]) -> Any:
     cells = getattr(function, "__closure__", None) or ()
     if not isinstance(function, types.FunctionType) or not any(_holds(cell, inner) for cell in cells):
         raise LookupError(function)
-    made = _rebuilt(inner, change)
+    made = _rebuild(inner, change)
     closure = tuple(types.CellType(made) if _holds(cell, inner) else cell for cell in cells)
     other = _copy(function, function.__globals__, closure)
     other.__wrapped__ = made
@@ -111,40 +111,40 @@ def _copy(function: Any, scope: dict[str, Any], closure: Any) -> Any:
 
 
 # -- what theirs means ---------------------------------------------------------------------------------------------
-class Meaning(NamedTuple):
+class RotarySemantics(NamedTuple):
     """What a function of that name does besides."""
 
     axis: int  # that of heads, unless told
 
 
 @functools.cache
-def meaning_of(theirs: Callable[..., Any]) -> Meaning | None:
+def semantics_of(original: Callable[..., Any]) -> RotarySemantics | None:
     """What a function does that computes our op's two results, None for any other: asked with numbers."""
     try:
-        parameters = inspect.signature(theirs).parameters
+        parameters = inspect.signature(original).parameters
         axis = parameters["unsqueeze_dim"].default
         if [*parameters][:4] != ["q", "k", "cos", "sin"] or axis not in (HEADS, TOKENS):
             return None
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
-            same = all(_same(theirs, axis, dtype) for dtype in (torch.float64, torch.float32))
+            same = all(_computes_rotary(original, axis, dtype) for dtype in (torch.float64, torch.float32))
     except Exception:  # noqa: BLE001  # whatever a function of others raises
         return None
-    return Meaning(axis) if same else None
+    return RotarySemantics(axis) if same else None
 
 
-def _same(theirs: Callable[..., Any], default: int, dtype: torch.dtype) -> bool:
+def _computes_rotary(original: Callable[..., Any], default: int, dtype: torch.dtype) -> bool:
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape: int) -> Any:
         return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
 
     q, k, cos, sin = draw(BATCH, 4, 5, 8), draw(BATCH, 2, 5, 8), draw(BATCH, 5, 8), draw(BATCH, 5, 8)
-    expected = [_turned(x, cos[:, None], sin[:, None]) for x in (q, k)]
+    expected = [_rotate(x, cos[:, None], sin[:, None]) for x in (q, k)]
     for axis in (HEADS, TOKENS):
         given = [x.transpose(HEADS, TOKENS) if axis == TOKENS else x for x in (q, k)]
-        calls = [theirs(*given, cos, sin, unsqueeze_dim=axis)]
+        calls = [original(*given, cos, sin, unsqueeze_dim=axis)]
         if axis == default:
-            calls.append(theirs(*given, cos, sin))
+            calls.append(original(*given, cos, sin))
         for found in calls:
             if not isinstance(found, tuple) or len(found) != len(expected):
                 return False
@@ -156,17 +156,17 @@ def _same(theirs: Callable[..., Any], default: int, dtype: torch.dtype) -> bool:
     return True
 
 
-def _turned(x: Any, cos: Any, sin: Any) -> Any:
+def _rotate(x: Any, cos: Any, sin: Any) -> Any:
     low, high = x.chunk(2, -1)
     return x * cos + torch.cat((-high, low), -1) * sin
 
 
 # -- the function --------------------------------------------------------------------------------------------------
 @functools.cache
-def _ours(theirs: Callable[..., Any]) -> Callable[..., Any]:
+def _our_function(original: Callable[..., Any]) -> Callable[..., Any]:
     """Our function beside theirs, which runs what ours does not take."""
-    meaning = meaning_of(theirs)
-    default = HEADS if meaning is None else meaning.axis
+    semantics = semantics_of(original)
+    default = HEADS if semantics is None else semantics.axis
 
     def dispatch_rotary(q: Any, k: Any, cos: Any, sin: Any, *others: Any, **choices: Any) -> Any:
         axis = choices.get("unsqueeze_dim", default)
@@ -178,6 +178,6 @@ def _ours(theirs: Callable[..., Any]) -> Callable[..., Any]:
                 found = found and tuple(x.transpose(HEADS, TOKENS) for x in found)
             if found is not None:
                 return found
-        return theirs(q, k, cos, sin, *others, **choices)
+        return original(q, k, cos, sin, *others, **choices)
 
     return dispatch_rotary

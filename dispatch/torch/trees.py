@@ -75,7 +75,7 @@ def tree_linear(
     numbers = {name: float(leaf) for name, leaf in leaves.items() if name not in given}
     names = [*(f"{kinds[name]} {name}" for name in given), *(f"number {name}" for name in numbers)]
     tensors = list(given.values())
-    found = TREE(x, weight, tensors, list(numbers.values()), names, _written(tree), out_dtype or x.dtype, compute)
+    found = TREE(x, weight, tensors, list(numbers.values()), names, _serialize(tree), out_dtype or x.dtype, compute)
     return found[0] if len(found) == 1 else tuple(found)
 
 
@@ -94,10 +94,10 @@ def _kind(name: str, leaf: Any, shape: tuple[int, ...]) -> str:
 
 
 # -- a tree as text, which an op can be given ---------------------------------------------------------------------
-def _written(node: Any) -> str:
+def _serialize(node: Any) -> str:
     """A tree as a literal of Python: the class of each node and its fields."""
     if isinstance(node, evt.Node):
-        return "(" + "".join(f"{_written(one)}, " for one in (type(node).__name__, *_fields(node))) + ")"
+        return "(" + "".join(f"{_serialize(one)}, " for one in (type(node).__name__, *_fields(node))) + ")"
     return repr(node.name if isinstance(node, Dtype) else node)
 
 
@@ -106,15 +106,15 @@ def _fields(node: evt.Node) -> tuple[Any, ...]:
 
 
 @lru_cache(maxsize=256)
-def _read(text: str) -> evt.Node:
+def _parse(text: str) -> evt.Node:
     tree: evt.Node = _node(ast.literal_eval(text))
     return tree
 
 
-def _node(said: Any) -> Any:
-    if not isinstance(said, tuple):
-        return said
-    kind, *given = said
+def _node(literal: Any) -> Any:
+    if not isinstance(literal, tuple):
+        return literal
+    kind, *given = literal
     made = [_node(one) for one in given]
     if kind == "Store" and made[2] is not None:
         made[2] = Dtype.of(made[2])
@@ -151,10 +151,10 @@ def _forward(
         elif kind != "number":
             leaf = dense(leaf.reshape(-1))  # noqa: PLW2901
         operands[own] = leaf
-    tree, shape = _read(text), (*x.shape[:-1], weight.shape[0])
+    tree, shape = _parse(text), (*x.shape[:-1], weight.shape[0])
     b = lines_at_16(rows_of(weight)).t()
-    said = str(dtype).removeprefix("torch.")
-    results = matmul(lines_at_16(rows_of(x)), b, epilogue=tree, operands=operands, out_dtype=said, compute=compute)
+    literal = str(dtype).removeprefix("torch.")
+    results = matmul(lines_at_16(rows_of(x)), b, epilogue=tree, operands=operands, out_dtype=literal, compute=compute)
     made = results if isinstance(results, tuple) else (results,)
     wanted = _outputs(tree, shape, dtype)
     return [one.reshape(own).contiguous() for one, (_, own, _) in zip(made, wanted, strict=True)]
@@ -171,7 +171,7 @@ def _forward_fake(
     _compute: str | None,
 ) -> list[Any]:
     shape = (*x.shape[:-1], weight.shape[0])
-    return [x.new_empty(own, dtype=kind) for _, own, kind in _outputs(_read(text), shape, dtype)]
+    return [x.new_empty(own, dtype=kind) for _, own, kind in _outputs(_parse(text), shape, dtype)]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

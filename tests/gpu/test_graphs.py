@@ -89,7 +89,7 @@ def test_replays_give_what_the_forward_gives_for_each_operand(mode):
             near(y, model, exact, *operands)
             kept.append((y, [t.clone() for t in y]))
     assert report.graphs.recorded == 6, report.graphs
-    assert report.graphs.replayed >= 40 - 6 * graphs.BEFORE
+    assert report.graphs.replayed >= 40 - 6 * graphs.RUNS_BEFORE
     for y, then in kept:
         assert all(torch.equal(a, b) for a, b in zip(y, then, strict=True)), "results are the caller's"
 

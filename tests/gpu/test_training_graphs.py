@@ -23,7 +23,7 @@ nn = torch.nn
 F = nn.functional
 pytestmark = pytest.mark.filterwarnings("ignore")  # of packages that nobody here wrote
 GPU = "cuda:0"
-BEFORE = training_graphs.BEFORE
+BEFORE = training_graphs.RUNS_BEFORE
 NOISE = {torch.float32: 2e-3, torch.float16: 2e-2, torch.bfloat16: 6e-2}  # of a norm: kernels may add in another order
 
 

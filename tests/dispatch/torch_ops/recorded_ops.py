@@ -77,11 +77,11 @@ class Pool:
         self.graphs = []
 
 
-class HostNumbers:
+class HostGenerators:
     def __init__(self):
         self.python = random.getstate()
 
-    def are_as_before(self):
+    def are_unchanged(self):
         return random.getstate() == self.python
 
     def restore(self):
@@ -112,16 +112,16 @@ class Recorder:
             with Listening(graph):
                 found = function()
         except Exception as error:  # noqa: BLE001  # as the recorder itself has it
-            raise graph_recorder.LostCapture(graph_recorder.said_of(error)) from None
+            raise graph_recorder.FailedCapture(graph_recorder.first_line_of(error)) from None
         graph.keep(found)
         pool.graphs.append(graph)
         return graph, found
 
-    def beside(self):
+    def on_own_stream(self):
         return nullcontext()
 
     @contextmanager
-    def turn(self):
+    def in_order(self):
         with self.lock:
             yield
 
@@ -134,8 +134,8 @@ class Recorder:
     def generator(self):
         return torch.default_generator
 
-    def host_numbers(self):
-        return HostNumbers()
+    def host_generators(self):
+        return HostGenerators()
 
 
 def patch(monkeypatch):
@@ -144,7 +144,7 @@ def patch(monkeypatch):
     monkeypatch.setattr(graphs, "_recorder", lambda _: one)
     monkeypatch.setattr(graphs, "_current_device", lambda: -1)
     monkeypatch.setattr(graphs, "_captured", lambda: False)
-    monkeypatch.setattr(training_call, "PLACE", "cpu")
+    monkeypatch.setattr(training_call, "DEVICE_TYPE", "cpu")
     for module in (graphs, model_state):
         monkeypatch.setattr(module, "on_gpu", lambda _: True)
     return one

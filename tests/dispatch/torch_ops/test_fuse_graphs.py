@@ -29,8 +29,8 @@ class Recording:
         self.args, self.kwargs = args, kwargs
         self.finished = False
 
-    def stands(self):
-        return self.state.is_as_it_was()
+    def is_valid(self):
+        return self.state.is_unchanged()
 
     def finish(self):
         self.finished = True
@@ -113,7 +113,7 @@ def test_a_parameter_that_lies_otherwise_at_the_same_address_is_seen():
     report = fuse(model, graphs=True)
     x = torch.randn(2, 4)
     with torch.no_grad():
-        for _ in range(graphs.BEFORE + 2):
+        for _ in range(graphs.RUNS_BEFORE + 2):
             model(x)
         replayed, before = report.graphs.replayed, model.w.data_ptr()
         model.w.data = model.w.data.t()
@@ -124,19 +124,19 @@ def test_a_parameter_that_lies_otherwise_at_the_same_address_is_seen():
 
 
 def often(model, *args, **kwargs):
-    for _ in range(graphs.BEFORE + 3):
+    for _ in range(graphs.RUNS_BEFORE + 3):
         call(model, *args, **kwargs)
 
 
 def test_a_call_that_was_made_often_is_replayed():
     model, report = net()
-    for _ in range(graphs.BEFORE):
+    for _ in range(graphs.RUNS_BEFORE):
         call(model, torch.randn(2, 4))
     assert (report.graphs.recorded, report.graphs.replayed) == (0, 0)
     for _ in range(5):
         call(model, torch.randn(2, 4))
     assert (report.graphs.recorded, report.graphs.replayed) == (1, 5)
-    assert report.graphs.reasons == {"it is learnt": graphs.BEFORE}
+    assert report.graphs.reasons == {"it is learnt": graphs.RUNS_BEFORE}
     assert "forward as a CUDA graph" in str(report)
     assert "1 recorded, 5 replays" in repr(report.graphs)
 
@@ -149,7 +149,7 @@ def test_other_layouts_choices_and_names_are_other_graphs():
         ((x,), {"times": 3}), ((x, 2.0), {}), ((x, True), {}), ((x,), {"minus": z}), ((), {"x": x}),
         ((x,), {"minus": None}),
     ]  # fmt: skip
-    for _ in range(graphs.BEFORE + 2):
+    for _ in range(graphs.RUNS_BEFORE + 2):
         for args, kwargs in kinds:
             call(model, *args, **kwargs)
     assert report.graphs.recorded == len(kinds)
@@ -215,7 +215,7 @@ def test_training_gradients_autocast_and_hooks_everywhere_run_the_forward(monkey
     model.eval()
     often(model, x)
     assert report.graphs.replayed > replayed
-    assert report.graphs.reasons["it is learnt"] == 2 * graphs.BEFORE + 1, "the call with gradients, too"
+    assert report.graphs.reasons["it is learnt"] == 2 * graphs.RUNS_BEFORE + 1, "the call with gradients, too"
 
 
 class Counts(nn.Module):
@@ -260,12 +260,12 @@ def test_a_forward_that_no_graph_stands_for_is_not_recorded(kind, said, recorder
     model = kind().eval()
     report = fuse(model, graphs=True)
     with torch.no_grad():
-        for _ in range(graphs.BEFORE + 3):
+        for _ in range(graphs.RUNS_BEFORE + 3):
             model(torch.zeros(3))
     assert not recorder.made
     assert any(said in reason for reason in report.graphs.reasons)
     if kind is Counts:
-        assert model.calls == graphs.BEFORE + 3, "it runs once for each call"
+        assert model.calls == graphs.RUNS_BEFORE + 3, "it runs once for each call"
 
 
 def test_operands_that_are_no_tensors_run_the_forward():
@@ -276,9 +276,9 @@ def test_operands_that_are_no_tensors_run_the_forward():
     model = Takes().eval()
     report = fuse(model, graphs=True)
     with torch.no_grad():
-        for _ in range(graphs.BEFORE + 2):
+        for _ in range(graphs.RUNS_BEFORE + 2):
             model([torch.zeros(3)])
-    assert report.graphs.reasons == {"an operand is a list, which a graph does not know": graphs.BEFORE + 2}
+    assert report.graphs.reasons == {"an operand is a list, which a graph does not know": graphs.RUNS_BEFORE + 2}
 
 
 def test_what_cannot_be_recorded_is_tried_once_and_no_more_than_twice_in_all(recorder):
@@ -288,15 +288,15 @@ def test_what_cannot_be_recorded_is_tried_once_and_no_more_than_twice_in_all(rec
         often(model, torch.randn(rows, 4))
     assert report.graphs.recorded == 0
     assert report.graphs.reasons["it cannot be captured: a sync"] == 6
-    assert report.graphs.reasons["recordings of other calls failed"] == graphs.BEFORE + 3
+    assert report.graphs.reasons["recordings of other calls failed"] == graphs.RUNS_BEFORE + 3
 
 
 def test_graphs_make_room_for_each_other(recorder):
     model, _ = net()
-    for rows in range(1, graphs.MOST + 3):
+    for rows in range(1, graphs.MAX_GRAPHS + 3):
         often(model, torch.randn(rows, 4))
-    assert [one.finished for one in recorder.made] == [True] * 2 + [False] * graphs.MOST
-    for rows in range(1, graphs.MOST + 3):
+    assert [one.finished for one in recorder.made] == [True] * 2 + [False] * graphs.MAX_GRAPHS
+    for rows in range(1, graphs.MAX_GRAPHS + 3):
         call(model, torch.randn(rows, 4))
 
 
@@ -345,7 +345,7 @@ def test_a_fused_forward_is_what_is_recorded():
     assert len(report.replaced) == 2
     x = torch.randn(3, 4)
     with torch.no_grad():
-        for _ in range(graphs.BEFORE):
+        for _ in range(graphs.RUNS_BEFORE):
             torch.testing.assert_close(model(x), expected(x))
     report.undo()
     assert not model.__dict__.get("forward")

@@ -154,7 +154,7 @@ def test_another_default_axis_is_read_from_the_signature(calls, monkeypatch):
     assert fuse(module).replaced
     close(module(*given, unsqueeze_dim=2), expected, F32)
     assert len(calls) == 1
-    assert rotary.meaning_of(of_tokens).axis == 2
+    assert rotary.semantics_of(of_tokens).axis == 2
 
 
 def counting(forward):

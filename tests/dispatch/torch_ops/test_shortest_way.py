@@ -66,7 +66,7 @@ def test_both_ways_give_the_same_bits(activation, monkeypatch):
     found = []
     for alone in (True, False):
         if not alone:
-            monkeypatch.setattr(shared, "_alone", lambda _: False)
+            monkeypatch.setattr(shared, "_runs_directly", lambda _: False)
         given = operands(grad=True)
         y = linear(*given, activation)
         found.append([y, *torch.autograd.grad(y.square().sum(), given)])

@@ -14,7 +14,14 @@ from dispatch.torch import fuse, training_graphs  # noqa: E402
 spec = importlib.util.spec_from_file_location("training_steps", Path(__file__).with_name("training_steps.py"))
 steps = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(steps)
-nn, BEFORE, recorder, Net, pair, operand = steps.nn, steps.BEFORE, steps.recorder, steps.Net, steps.pair, steps.operand
+nn, BEFORE, recorder, Net, pair, operand = (
+    steps.nn,
+    steps.BEFORE,
+    steps.recorder,
+    steps.Net,
+    steps.pair,
+    steps.operand,
+)
 loss_of, alike, back, step, recorded = steps.loss_of, steps.alike, steps.back, steps.step, steps.recorded
 Normed = steps.Normed
 
@@ -43,7 +50,7 @@ def test_threads_train_a_model_at_once():
 
 def test_steps_make_room_for_each_other(recorder):
     model, twin, report = pair()
-    kinds = range(2, training_graphs.MOST + 4)
+    kinds = range(2, training_graphs.MAX_STEPS + 4)
     for _ in range(2):
         for rows in kinds:
             for turn in range(BEFORE + 2):
@@ -53,17 +60,17 @@ def test_steps_make_room_for_each_other(recorder):
                 alike(model, twin)
     assert recorder.finished >= 2
     assert len(recorder.pools) == 1
-    assert len(report.graphs._training._kept) == training_graphs.MOST
+    assert len(report.graphs._training._steps) == training_graphs.MAX_STEPS
 
 
 def test_many_kinds_of_calls_keep_few_gradients():
     model, _, report = pair()
-    for rows in range(2, 4 * training_graphs.MOST):
+    for rows in range(2, 4 * training_graphs.MAX_STEPS):
         for turn in range(BEFORE):
             loss_of(model(operand(turn, rows))).backward()
-    learnt = report.graphs._training._learnt.values()
-    assert len(learnt) == 4 * training_graphs.MOST - 2
-    assert sum(one.samples is not None for one in learnt) == training_graphs.MOST
+    learnt = report.graphs._training._histories.values()
+    assert len(learnt) == 4 * training_graphs.MAX_STEPS - 2
+    assert sum(one.samples is not None for one in learnt) == training_graphs.MAX_STEPS
 
 
 def test_copies_have_steps_of_their_own_and_undo_takes_them_away():

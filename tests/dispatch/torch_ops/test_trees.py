@@ -110,14 +110,14 @@ def test_trees_that_have_a_name_take_wide_dtypes():
 def test_a_tree_as_text():
     x = evt.clamp(evt.fma(evt.col("side"), evt.accumulator(), evt.load("g")), -1.5, 2)
     tree = evt.quantize(evt.store(evt.tanh(x) + 1e-30, "kept", "bf16"), evt.row("scale"))
-    assert trees._read(trees._written(tree)) == tree
+    assert trees._parse(trees._serialize(tree)) == tree
 
 
 @pytest.mark.parametrize("dtype", beside.first_of(DTYPES), ids=str)
 def test_opcheck(dtype):
     x, weight, leaves = operands(2, 5, 16, dtype=dtype)
     nodes = {"bias": evt.row("bias"), "gate": evt.load("gate"), "scale": evt.scalar("scale"), "other": evt.col("other")}
-    text = trees._written(evt.amax(gated(evt.accumulator(), **nodes), "top"))
+    text = trees._serialize(evt.amax(gated(evt.accumulator(), **nodes), "top"))
     tensors = [leaves[name] for name in ("bias", "gate", "other")]
     names = ["row bias", "load gate", "col other", "number scale"]
     torch.library.opcheck(trees.TREE.overload, (x, weight, tensors, [0.25], names, text, dtype, None))

@@ -14,7 +14,7 @@ recorded_ops = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(recorded_ops)
 
 nn = torch.nn
-BEFORE = training_graphs.BEFORE
+BEFORE = training_graphs.RUNS_BEFORE
 
 
 @pytest.fixture(autouse=True)
