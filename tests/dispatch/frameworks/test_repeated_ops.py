@@ -175,9 +175,9 @@ def test_mistakes_are_told_by_the_op_s_own_names_after_good_calls():
 
 
 def test_autocast_changes_dtypes_after_good_calls(monkeypatch):
-    monkeypatch.setattr(shared, "quiet", lambda: not torch.is_autocast_enabled("cpu"))
+    monkeypatch.setattr(shared, "is_plain_inference", lambda: not torch.is_autocast_enabled("cpu"))
     for module in (products, norms, attention):
-        monkeypatch.setattr(module, "quiet", shared.quiet)
+        monkeypatch.setattr(module, "is_plain_inference", shared.is_plain_inference)
     with torch.no_grad():
         for _ in range(2):
             assert ops.linear(randn(3, 8), randn(4, 8)).dtype is torch.float32
