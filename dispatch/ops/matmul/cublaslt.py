@@ -110,18 +110,8 @@ class CublasLtPlan(Plan):
     """One `cublasLtMatmul` with all arguments prepared but the addresses and the numbers."""
 
     __slots__ = (
-        *(
-            "_alpha",
-            "_beta",
-            "_c_index",
-            "_calls",
-            "_descriptors",
-            "_executor",
-            "_numbers_hidden",
-            "_limit",
-            "_may_accumulate",
-        ),
-        *("_numbers", "_pages", "_pointers", "_fast_call", "_scalars", "_scale", "_vectors", "lowered"),
+        *("_alpha", "_beta", "_c_index", "_calls", "_descriptors", "_executor", "_fast_call", "_limit", "lowered"),
+        *("_may_accumulate", "_numbers", "_numbers_hidden", "_pages", "_pointers", "_scalars", "_scale", "_vectors"),
     )
     _is_single_call: ClassVar[bool] = True  # False in a subclass that enqueues more than the library's call
 
@@ -163,12 +153,8 @@ class CublasLtPlan(Plan):
         self._calls, self._fast_call = calls, None
         lowered = self.lowered
         more = self._vectors or self._may_accumulate or lowered.empty_k or lowered.problem.device_scalars
-        if (
-            more
-            or not self._is_single_call
-            or self._c_index is not None
-            or [*map(id, lowered.offsets)] != [id(NO_OFFSETS)]
-        ):
+        more = more or not self._is_single_call or self._c_index is not None
+        if more or [*map(id, lowered.offsets)] != [id(NO_OFFSETS)]:
             return
         call, (a, b, c, d) = calls
         c.value = None
@@ -216,11 +202,9 @@ class CublasLtPlan(Plan):
         """Whether an algorithm applies the epilogue before it rounds to D's dtype, by the kernels that it launches."""
         call, (a, b, c, d) = self._bind(result.algo, result.workspaceSize)
         a.value = b.value = d.value = PLACEHOLDER_ADDRESS
-        c.value = 2 * PLACEHOLDER_ADDRESS if self.lowered.problem.adds_c else None
-        numbers = (
-            (PLACEHOLDER_ADDRESS,) * 2 if self.lowered.problem.device_scalars else (1, int(self.lowered.problem.adds_c))
-        )
-        self._alpha.value, self._beta.value = numbers
+        on_device, adds_c = self.lowered.problem.device_scalars, self.lowered.problem.adds_c
+        c.value = 2 * PLACEHOLDER_ADDRESS if adds_c else None
+        self._alpha.value, self._beta.value = (PLACEHOLDER_ADDRESS,) * 2 if on_device else (1, int(adds_c))
         self._numbers = ()
         return fuses(kernels(self._executor, call))
 
@@ -304,10 +288,7 @@ class CublasLtPlan(Plan):
         kernels `badd`): 8 times the error where the sum cancels much of D.
         """
         hidden = in_place and self._numbers[1] == 1 and self._takes_device_scalars()
-        was, self._numbers_hidden = (
-            self._numbers_hidden,
-            None,
-        )  # unknown until all is set: an interrupt may come in between
+        was, self._numbers_hidden = self._numbers_hidden, None  # unknown until all is set: interrupts may come
         if hidden:
             for place, number in zip(self._scalars, self._numbers, strict=True):
                 place.value = self._executor.scalar(float(number.real), self._scale)
@@ -364,9 +345,8 @@ class CublasLtPlan(Plan):
     def _zero_bytes(self) -> int:
         """The size of the zeros that replace A and B where k is 0, or C, whose lines are dense then."""
         problem = self.lowered.problem
-        return (
-            max(m.rows * m.cols * problem.batch for m in (problem.a, problem.b, problem.c)) * 16
-        )  # the widest element
+        elements = max(m.rows * m.cols * problem.batch for m in (problem.a, problem.b, problem.c))
+        return elements * 16  # the widest element
 
     def tune(self, request: MatmulRequest) -> None:
         """Use the fastest of the heuristic's candidates, from the cache on disk or by timing them now."""
