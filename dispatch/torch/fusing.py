@@ -84,6 +84,7 @@ class Report:
         raise TypeError(f"a {type(self).__name__} is no model; {text}")
 
     def _install(self, module: nn.Module, forward: Any, name: str = "forward") -> None:
+        forward.__name__ = name  # by which pickle looks methods up: a saved model loads with torch's own forwards
         before, ours = module.__dict__.get(name), MethodType(forward, module)
         module.__dict__[name] = ours
         self._forwards.append((module, name, ours, before))
@@ -206,11 +207,12 @@ def fuse(model: nn.Module, *, trees: bool = False, linears: bool = False, graphs
     it is now, one on `training` for both, one on the class of an argument as for a torch.fx.Proxy; and what it writes
     to attributes is not seen.
     A call with other arguments than the defaults of those that have one runs the forward of before. A fused model can
-    be copied, trained, compiled, and moved; to pickle it as a whole, undo first.
+    be copied, trained, compiled, moved and pickled; what is loaded runs torch's own forwards until it is fused again.
     """
     if not isinstance(model, nn.Module):
         raise BadRequest("model", f"a {type(model).__name__}", "a torch.nn.Module")
     report = Report()
+    _discard_loaded_forwards(model)
     for where, module in model.named_modules():
         kind = type(module)
         if "forward" in module.__dict__:
@@ -295,6 +297,16 @@ def _traced(module: nn.Module, parameters: list[inspect.Parameter]) -> fx.Graph:
             return _ShallowTracer().trace(module, defaults or None)
     finally:
         module.__dict__["_buffers"] = buffers
+
+
+def _discard_loaded_forwards(model: nn.Module) -> None:
+    """Remove what a model that was fused, saved and loaded has in place of its fused forwards: those of its classes."""
+    for module in model.modules():
+        own = vars(module)
+        for name in [name for name, value in own.items() if isinstance(value, MethodType)]:
+            if own[name].__self__ is module and own[name].__func__ is getattr(type(module), name, None):
+                del own[name]
+                own.pop(NAME, None)
 
 
 def _guarded_forward(

@@ -1,6 +1,7 @@
 """What is set on a model after `fuse`, hooks, choices, other children, counts as in a model that is not fused."""
 
 import copy
+import pickle
 
 import pytest
 
@@ -239,3 +240,16 @@ def test_what_was_fused_twice_is_undone_in_the_other_order():
     first.undo()
     assert "forward" not in model.__dict__
     assert torch.equal(model(x), before)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_a_model_that_was_saved_while_fused_loads_as_torchs_own_and_is_fused_again(graphs):
+    model = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16), nn.RMSNorm(16))
+    x = torch.randn(5, 16)
+    expected = model(x)
+    replaced = fuse(model, linears=True, graphs=graphs).replaced
+    loaded = pickle.loads(pickle.dumps(model))
+    assert torch.equal(loaded(x), expected)
+    assert {layer.forward.__func__ for layer in loaded} == {type(layer).forward for layer in loaded}
+    assert fuse(loaded, linears=True, graphs=graphs).replaced == replaced
+    torch.testing.assert_close(loaded(x), expected)
