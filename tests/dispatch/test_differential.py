@@ -129,7 +129,7 @@ def numbers_of_the_first_call(self, arguments):
 MUTATIONS = {  # what is broken, and the calls that show it
     "patterns of all epilogues": (shortcut, "_pattern", pattern_of_all, PLAIN | {"epilogue": dp.Epilogue.BGRADB}),
     "any dtype": (shortcut, "_kind", untyped, PLAIN | {"dtypes": FLOATS, "epilogue": dp.Epilogue.NONE}),
-    "graphs of other numbers": (relocated_graph, "_misfits", fits_all_numbers, {}),
+    "graphs of other numbers": (relocated_graph, "_misfits", fits_all_numbers, PLAIN),
     "numbers of the first call": (cublaslt.CublasLtPlan, "enqueue", numbers_of_the_first_call, {}),
     "any number": (shortcut.Shortcut, "takes", lambda *_: True, {}),
     "outputs over operands": (shortcut, "overlap_bounds", lambda *_: (0, 0, None), SQUARE),
