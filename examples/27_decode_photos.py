@@ -235,7 +235,7 @@ def shrunk(dev: dp.Device, files: dict[str, bytes]) -> tuple[str, list[np.ndarra
     """All pictures decoded and shrunk on a device, and by what."""
     if dev.is_host:
         return ByPillow.name, [small(ByPillow(dev), data).numpy() for data in files.values()]
-    with dp.Stream(dev) as stream:
+    with dev.stream() as stream:
         try:
             decoder = ByNvjpeg(dev, stream)
         except LibraryNotFound as error:

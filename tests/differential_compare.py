@@ -1,6 +1,7 @@
 """What a call left against what a fresh request left: bit by bit, or by a bound where the library varies.
 
-Which ops vary, and why, stands in VARY; everything else must be equal in every byte, guards and gaps included.
+Which ops vary, and why, stands in VARY; so do requests whose `same_bits` says that the library promises none. Everything
+else must be equal in every byte, guards and gaps included.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class Live:
     def varies(self) -> bool:
         """Whether its results may be other bits each time, and are held to a bound then."""
         kind = self.spec.kind
-        return kind in VARY and (self.spec.check is not None or kind in BOUNDED)
+        may_vary = kind in VARY or not self.spec.same_bits
+        return may_vary and (self.spec.check is not None or kind in BOUNDED)
 
 
 def where(live: Live, got: Outcome) -> str:
@@ -120,7 +122,7 @@ def beyond(live: Live, got: Outcome) -> str:
 def bounds(live: Live) -> tuple[dict[str, Any], dict[str, Any]]:
     """What the outputs are in f64, and how far off each may be: by the cases of the op, or by their bounds."""
     spec = live.spec
-    if spec.kind not in BOUNDED:
+    if spec.kind not in BOUNDED:  # the row's case knows them
         return spec.check.expected, spec.check.allowed
     if live.given_bounds is None:
         request = spec.kind(**spec.at(live.image))

@@ -70,6 +70,7 @@ class Spec:
     operands: list[Operand]
     name: str = ""
     check: Any = None  # of the row's cases: what says how far off a result may be
+    same_bits: bool = True  # promised by the library; otherwise the check is there wherever the operands' values are
     offsets: list[int] = field(default_factory=list)
     image: np.ndarray[Any, np.dtype[np.uint8]] = field(default_factory=lambda: np.empty(0, np.uint8))
 
@@ -84,6 +85,11 @@ class Spec:
         for start, operand in zip(self.offsets, self.operands, strict=True):
             first = start + operand.low
             self.image[first : first + len(operand.span)] = np.frombuffer(operand.span, np.uint8)
+
+    def changed(self, given: dict[str, Any], operands: list[Operand], name: str, check: Any = None) -> Spec:
+        """A spec of other fields or layouts and the same values: what bounds those that vary bounds it, too."""
+        check = check if self.same_bits else self.check
+        return Spec(self.kind, given, operands, name, check, self.same_bits)
 
     @property
     def function(self) -> str:
@@ -153,7 +159,7 @@ def spec_of(request: dp.Request, name: str = "", check: Any = None) -> Spec:
         return seen[id(tensor)]
 
     given = {f.name: substituted(getattr(request, f.name), dp.Tensor, slot) for f in fields(request)}  # type: ignore[arg-type]
-    return Spec(type(request), given, operands, name, check)
+    return Spec(type(request), given, operands, name, check, getattr(request, "same_bits", True))
 
 
 # -- from the rows' own cases -------------------------------------------------------------------------------------
@@ -179,7 +185,8 @@ def from_cases(device: dp.Device, op: str, rng: np.random.Generator, most: int, 
             continue
         if getattr(request, "autotune", False) or (refusals(row, request, request.signature()) and rng.random() < 0.9):
             continue  # what its row refuses is not of much use
-        spec = spec_of(request, f"{row.name}, {case.id}", check if home is device else None)
+        is_bounded = home is device or not getattr(request, "same_bits", True)
+        spec = spec_of(request, f"{row.name}, {case.id}", check if is_bounded else None)
         for variant in variants(spec, rng, getattr(request, "in_place", ())):
             yield variant
             found += 1
@@ -196,7 +203,7 @@ def variants(spec: Spec, rng: np.random.Generator, in_place: Iterable[tuple[str,
         given = {**spec.given, **dict.fromkeys(some)}
         if given.get("out_dtype", 0) is None and "out" in some:
             given["out_dtype"] = spec.operands[spec.given["out"].number].dtype
-        found.append(Spec(spec.kind, given, spec.operands, f"{spec.name}, {' '.join(some)} open", spec.check))
+        found.append(spec.changed(given, spec.operands, f"{spec.name}, {' '.join(some)} open", spec.check))
     for out, source in in_place:
         one, other = spec.given.get(out), spec.given.get(source)
         if (
@@ -205,7 +212,7 @@ def variants(spec: Spec, rng: np.random.Generator, in_place: Iterable[tuple[str,
             and alike(spec.operands[one.number], spec.operands[other.number])
         ):
             given = {**spec.given, out: Slot(other.number, bool(rng.integers(2)))}
-            found.append(Spec(spec.kind, given, spec.operands, f"{spec.name}, {out} is {source}", None))
+            found.append(spec.changed(given, spec.operands, f"{spec.name}, {out} is {source}"))
     return found
 
 

@@ -33,6 +33,7 @@ BESIDE = "zeros beside a triangle or band, and a factor of 0, are multiplied, or
 OF_BAND = f"{SPREAD}; {BESIDE}"
 OTHER_TRIANGLE = f"{SPREAD}; not read in the other triangle; {BESIDE}"
 TOO_LARGE = "none is read, for parameters are finite; a result too large for the dtype is infinite"
+OPERATORS = "as the operators have them, of which those that compare may pass over NaN"
 LOWEST = f"{IEEE}; MAX of -inf alone is the lowest finite number"
 
 # fmt: off
@@ -101,7 +102,7 @@ STATEMENTS = {
     "callback_dft":    f"{SPREAD}, unless a callback hides them",
     **dict.fromkeys(("sparse_mv", "spmm", "spmm_batched"), f"{IEEE}; {FACTOR_0}; {TO_NAN}"),
     **dict.fromkeys(("sddmm", "sddmm_batched", "sparse_axpby"), f"{UNSCALED}; {TO_NAN}"),
-    "spmm_op":         "as the operators have them, of which those that compare may pass over NaN",
+    "spmm_op":         OPERATORS,
     "spmv_op":         f"{UNSCALED}; {TO_NAN}, and what an epilogue makes of them",
     **dict.fromkeys(("sell_mv", "blocked_ell_mm"), f"{UNSCALED}; {TO_NAN}"),
     **dict.fromkeys(("gtsv", "gpsv"), SPREAD),

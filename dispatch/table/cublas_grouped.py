@@ -1,7 +1,8 @@
 """The rows of grouped_matmul for `cublasGemmGroupedBatchedEx`. Rows, and nothing else.
 
 They come after CUTLASS's and cuBLASLt's rows, and only they have f32 and f64. They take lists of products, whose
-extents are known on the host. No machine has run them yet.
+extents are known on the host. cuBLAS 13.1 refuses f32 results of 16-bit operands. `run_on` names the machines on which
+all cases of a row have passed.
 """
 
 # fmt: off
@@ -32,19 +33,17 @@ RULES = (
     *(no_config, steps_of_32_bits),
 )
 RULES_16 = (by_16_bytes, *RULES)  # the alignment that NVIDIA requires where tensor cores are used
-SM80, V12 = Arch(80), (12, 9)
+SM80, V12, H200 = Arch(80), (12, 9), ("H200",)
 COMP_32F, COMP_64F, TF32 = Compute.COMPUTE_32F, Compute.COMPUTE_64F, Compute.COMPUTE_32F_FAST_TF32
 EX = ("cublas", "cublasGemmGroupedBatchedEx", cublas_plan)
 
 GPU_ROWS = (
-#       op                 a     b     c     d      compute   rules     min_, max_, min_version, calls
-    Row("grouped_matmul", (F16,  F16,  F16,  F16),  COMP_32F, RULES_16, SM80, None, V12, *EX),
-    Row("grouped_matmul", (F16,  F16,  F32,  F32),  COMP_32F, RULES_16, SM80, None, V12, *EX),
-    Row("grouped_matmul", (BF16, BF16, BF16, BF16), COMP_32F, RULES_16, SM80, None, V12, *EX),
-    Row("grouped_matmul", (BF16, BF16, F32,  F32),  COMP_32F, RULES_16, SM80, None, V12, *EX),
-    Row("grouped_matmul", (F32,  F32,  F32,  F32),  COMP_32F, RULES,    SM80, None, V12, *EX),
-    Row("grouped_matmul", (F32,  F32,  F32,  F32),  TF32,     RULES_16, SM80, None, V12, *EX),
-    Row("grouped_matmul", (F64,  F64,  F64,  F64),  COMP_64F, RULES,    SM80, None, V12, *EX),
+#       op                 a     b     c     d      compute   rules     min_, max_, min_version, calls, run_on
+    Row("grouped_matmul", (F16,  F16,  F16,  F16),  COMP_32F, RULES_16, SM80, None, V12, *EX, H200),
+    Row("grouped_matmul", (BF16, BF16, BF16, BF16), COMP_32F, RULES_16, SM80, None, V12, *EX, H200),
+    Row("grouped_matmul", (F32,  F32,  F32,  F32),  COMP_32F, RULES,    SM80, None, V12, *EX, H200),
+    Row("grouped_matmul", (F32,  F32,  F32,  F32),  TF32,     RULES_16, SM80, None, V12, *EX, H200),
+    Row("grouped_matmul", (F64,  F64,  F64,  F64),  COMP_64F, RULES,    SM80, None, V12, *EX, H200),
 )
 # fmt: on
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch.core.nonfinite import ENGINE, IEEE, NONE, SPREAD, TO_NAN
+from dispatch.core.nonfinite import ENGINE, IEEE, NONE, OPERATORS, SPREAD, TO_NAN
 from dispatch.keys import HOST
 from dispatch.ops import FAMILIES
 from dispatch.ops.rnn.cases import FORMS
@@ -57,7 +57,7 @@ def test_a_row_does_with_nan_and_infinities_as_it_says(row, gpu):
     alike &= not any(dtype.is_complex for dtype in row.dtypes if dtype is not None)  # whose parts mix
     assert (
         alike
-        or row.nonfinite.startswith((ENGINE, IEEE, SPREAD))
+        or row.nonfinite.startswith((ENGINE, IEEE, SPREAD, OPERATORS))
         or row.op in ("dense_to_sparse", "ldl")
         or row.op in (*LOCAL_NORMS, *LINEAR_ALGEBRA, *FOURIER)
     )

@@ -107,14 +107,19 @@ class Decomposition(NamedTuple):
 def decompose(
     steps: LinalgSteps, a: Matrix, s: OperandPointer, info: OperandPointer, *, vectors: bool = True
 ) -> Decomposition:
-    """`gesvd` of a matrix that it may destroy; s is NaN where it did not converge."""
+    """`gesvd` of a matrix that it may destroy; s is NaN where it did not converge, or the matrix is not finite.
+
+    Of a NaN in the last column of a tall matrix cuSOLVER 12.0's made some finite singular values, and a status of 0.
+    """
+    flags = steps.flag_nonfinite(a)
     kind, real = cuda_type(a.dtype), real_of(a.dtype)
     u = steps.scratch_matrix(a.dtype, a.rows, a.cols if vectors else 1)
     vh = steps.scratch_matrix(a.dtype, a.cols, a.cols if vectors else 1)
     job = SOME if vectors else NONE
     given = (job, job, a.rows, a.cols, kind, a.pointer, a.ld, cuda_type(real), s)
     steps.call_x("cusolverDnXgesvd", *given, kind, u.pointer, u.ld, kind, vh.pointer, vh.ld, kind, info=info)
-    steps.fill_nan_where(info, as_column(s, real, a.cols))
+    for marks in (flags, info):
+        steps.fill_nan_where(marks, as_column(s, real, a.cols))
     return Decomposition(u, s, vh)
 
 

@@ -145,7 +145,7 @@ def test_parts_lie_as_cufft_gathers_them(two, rng):
             ours, theirs = plan.read(), np.zeros(plan.shape, plan.dtype.numpy)
             with two[0].context:
                 cufft.cufftXtMemcpy(
-                    plan._xt._handles.made[0],
+                    plan._xt._handles.handles[0],
                     theirs.ctypes.data,
                     plan._xt._memory.address,
                     cufft.cufftXtCopyType.CUFFT_COPY_DEVICE_TO_HOST,

@@ -214,7 +214,7 @@ def test_factors_of_f32_are_those_that_solve(gpu, rng):
     x, info = dp.run(request)
     assert info.item() == 0
     assert backward(a, x.numpy(), request.b.numpy()) < 100
-    assert request.bound.plan._own is None
+    assert request.bound.plan._full_factors is None
 
 
 def test_what_factors_of_f32_do_not_suffice_for_is_solved_all_the_same(gpu, rng):
