@@ -1,7 +1,7 @@
 """What a call left against what a fresh request left: bit by bit, or by a bound where the library varies.
 
-Which ops vary, and why, stands in VARY; so do requests whose `same_bits` says that the library promises none. Everything
-else must be equal in every byte, guards and gaps included.
+Which ops vary, and why, stands in VARY; so do requests whose `same_bits` says that the library promises none.
+Everything else must be equal in every byte, guards and gaps included.
 """
 
 from __future__ import annotations

@@ -208,8 +208,8 @@ def test_operands_of_jax_may_be_deleted_or_donated_behind_the_call(jax):
             try:
                 add(x)
             except ValueError as error:  # the GPU was slow: x is still held for the call that reads it
-                assert "external reference" in str(error)
-                y.block_until_ready()
+                if "external reference" not in str(error):
+                    raise
         [jax.numpy.full((2048, 2048), np.nan, "float32") for _ in range(3)]
         assert np.array_equal(np.asarray(y), np.full((2048, 2048), turn + 1.0, np.float32))
 

@@ -37,16 +37,18 @@ class SpectrumCheck(Check):
     Attributes:
         axes: those that are transformed.
         limit: how far a result may be off, relative to the norm of each transform.
+        dropped: the squared norms of what transforms to real numbers drop, to which roundoff is relative, too.
     """
 
     axes: tuple[int, ...] = ()
     limit: float = 0.0
+    dropped: Any = 0.0
 
     def _compare(self, name: str, got: Array) -> None:
         expected = self.expected[name]
         with np.errstate(all="ignore"):
             off, size = (_norms(values, self.axes) for values in (got.astype(expected.dtype) - expected, expected))
-        limit = self.limit * size
+        limit = self.limit * np.sqrt(size**2 + self.dropped)
         if not (off <= limit).all():  # NaN is wrong
             worst = np.argmax(np.where(off <= limit, -1, np.nan_to_num(off, nan=np.inf)))
             raise Mismatch(
@@ -56,13 +58,24 @@ class SpectrumCheck(Check):
 
 
 def spectrum_check(
-    name: str, request: Any, expected: Results, written: tuple[GuardedBuffer, ...], axes: tuple[int, ...], points: float
+    name: str,
+    request: Any,
+    expected: Results,
+    written: tuple[GuardedBuffer, ...],
+    axes: tuple[int, ...],
+    points: float,
+    dropped: Array | None = None,
 ) -> SpectrumCheck:
-    """The check of a request whose transforms have so many points."""
+    """The check of a request whose transforms have so many points.
+
+    `dropped` is what a transform to real numbers drops of a spectrum of one or two points, of the shape of the result:
+    the imaginary part may be much larger than the real one that is kept, and a product is rounded as a whole.
+    """
     eps = EPS.get(request.outputs()["out"].dtype, 2.0**-52)
     limit = ROUNDED.get(request.outputs()["out"].dtype, FACTOR * eps * float(np.log2(2 * points)))
-    size = np.broadcast_to(_norms(expected["out"], axes) * limit, expected["out"].shape)
-    return SpectrumCheck(name, request, expected, {"out": size}, written, axes=axes, limit=limit)
+    beside = 0.0 if dropped is None else _norms(dropped, axes) ** 2
+    size = np.broadcast_to(np.sqrt(_norms(expected["out"], axes) ** 2 + beside) * limit, expected["out"].shape)
+    return SpectrumCheck(name, request, expected, {"out": size}, written, axes=axes, limit=limit, dropped=beside)
 
 
 def _norms(values: Array, axes: tuple[int, ...]) -> Array:
