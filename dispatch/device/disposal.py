@@ -5,45 +5,92 @@ collector may run on any thread. Where threads of one process are ranks, that th
 a collective of the same thread (seen on two H200: rank 1's allocation collected an old plan of rank 0's GPU). So while
 a world of such threads is open, finalizers hand their objects over to a separate thread.
 
-Nor are kernels loaded beside a collective then: its kernel waits for another rank, whose thread may wait for a lock of
-the driver that the loading holds. A plan is made once the collectives of its GPU that were enqueued before are done.
+Nor does that thread destroy anything beside a collective: the driver holds a lock while it waits, for which the thread
+of another rank would wait, and with it the collective (seen on two H200: cuDNN's descriptors were destroyed, one rank
+recorded an event and the other launched a kernel for the first time; all three waited). It destroys when no collective
+is under way on any GPU, and none begins meanwhile.
+
+And kernels are not loaded beside a collective, for the same reason. A plan is made once the collectives of its GPU that
+were enqueued before are done.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
+import time
+from contextlib import nullcontext
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakSet
 
 from cudabind._fork import anew
+from dispatch.device.weak_members import members
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from dispatch.device.device import Device
 
-__all__ = ["dispose", "register_collectives", "start_disposal_thread", "stop_disposal_thread", "wait_for_collectives"]
+__all__ = [
+    "dispose",
+    "enqueueing_collectives",
+    "register_collectives",
+    "start_disposal_thread",
+    "stop_disposal_thread",
+    "wait_for_collectives",
+]
 
 Destroy = tuple["Callable[[Any], None]", Any]
 PATIENCE = 10.0  # seconds that the end of a world waits for objects still to be destroyed
 LOADING = 2.0  # seconds that a plan waits for collectives, which may in turn need what its thread does next
+DESTROYING = 2.0  # seconds that a collective waits for an object that is being destroyed
+PAUSE = 5e-3  # seconds between two looks at whether collectives are under way
+NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 class _DisposalThread:
-    """The separate thread, while a world needs it."""
+    """The separate thread, while a world needs it; as a context manager, a block in which it begins to destroy nothing.
+
+    Guarantees: no object is destroyed between the beginning of such a block, in which a collective is enqueued, and the
+    end of that collective on all GPUs. A block waits for an object that is being destroyed, but not for ever: the GPU
+    may be busy with an endless kernel.
+    """
 
     def __init__(self) -> None:
         self.users = 1
         self.queue: SimpleQueue[Destroy | None] = SimpleQueue()  # its put() is reentrant, as finalizers need
+        self._changed = threading.Condition()
+        self._blocks = 0
+        self._is_destroying = False
         self.thread = threading.Thread(target=self._run, name="disposal", daemon=True)
         self.thread.start()
 
+    def __enter__(self) -> None:
+        with self._changed:
+            if self._is_destroying:
+                self._changed.wait_for(lambda: not self._is_destroying, DESTROYING)
+            self._blocks += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._blocks -= 1
+
     def _run(self) -> None:
         while (given := self.queue.get()) is not None:
+            while not self._may_destroy():
+                time.sleep(PAUSE)
             _Finalized(*given)
             del given  # else the last object would stay alive until the next arrives
+            with self._changed:
+                self._is_destroying = False
+                self._changed.notify_all()
+
+    def _may_destroy(self) -> bool:
+        with self._changed:
+            self._is_destroying = not self._blocks and all(each.is_idle for each in _registered())
+            return self._is_destroying
 
 
 class _Finalized:
@@ -97,18 +144,42 @@ def dispose(destroy: Callable[[Any], None], owner: Any) -> None:
         disposal.queue.put((destroy, owner))
 
 
-_collectives: WeakKeyDictionary[Any, Callable[[Any, float], Any]] = WeakKeyDictionary()
+class Collectives(Protocol):
+    """A communicator over a GPU, which knows the collectives that are under way there."""
+
+    @property
+    def device(self) -> Device:
+        """The GPU."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether none is under way; False also where a caller's graphs have some: it learns nothing of launches."""
+
+    def wait_for_work(self, seconds: float) -> bool:
+        """Wait up to so long for those under way; returns whether they are done."""
 
 
-def register_collectives(communicator: Any, ends: Callable[[Any, float], Any]) -> None:
-    """Have `wait_for_collectives` call `ends(communicator, seconds)`, which waits for what is under way on its GPU."""
-    _collectives[communicator] = ends
+_collectives: WeakSet[Collectives] = WeakSet()
+
+
+def register_collectives(communicator: Collectives) -> None:
+    """Have the communicator's collectives waited for."""
+    _collectives.add(communicator)
+
+
+def enqueueing_collectives() -> AbstractContextManager[None]:
+    """A block in which to enqueue collectives and to record that they are under way."""
+    return _disposal or NOTHING
 
 
 def wait_for_collectives(device: Device) -> None:
     """Wait, up to LOADING, for the collectives of a GPU, if threads of this process are ranks; else do nothing."""
     if _disposal is not None:
-        for known in _collectives.keyrefs():
-            communicator = known()
-            if communicator is not None and communicator.device is device:
-                _collectives[communicator](communicator, LOADING)
+        for communicator in _registered():
+            if communicator.device is device:
+                communicator.wait_for_work(LOADING)
+
+
+def _registered() -> list[Collectives]:
+    """The communicators; others may be made or collected meanwhile."""
+    return members(_collectives)

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol
 from cudabind import driver
 from cudabind.errors import LibraryNotFound
 from dispatch.checks import shown
+from dispatch.device.disposal import dispose
 from dispatch.errors import BadRequest, Closed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from typing_extensions import Self
 
@@ -35,7 +36,6 @@ __all__ = [
     "StreamClass",
     "current",
     "exchange_mode",
-    "members",
     "order",
     "relaxed",
 ]
@@ -324,11 +324,15 @@ class Stream(metaclass=StreamClass):
         # storages collected in the same pass may have this stream as owner and must not use it any more. It is set only
         # after the side stream waits for this one: from then on other threads free such memory on the side stream.
         is_made = getattr(self, "_owned", False)  # False if Ctrl-C interrupted __init__
-        if is_made and not self.closed and self.c_handle.value and not sys.is_finalizing():
+        if is_made and not sys.is_finalizing():
+            dispose(Stream._end, self)
+
+    def _end(self) -> None:
+        if not self.closed and self.c_handle.value:
             self.device.retire(self)
             self.closed = True
             self.device.dispose(self.c_handle)
-        if is_made and self.free_lists and not sys.is_finalizing():
+        if self.free_lists:
             self.device.withdraw(self)
 
     def __reduce_ex__(self, _protocol: object) -> NoReturn:
@@ -389,12 +393,3 @@ def _wait(device: Device, before: ctypes.c_void_p, after: ctypes.c_void_p) -> No
         if status:
             device.fail(status, name)
     device.recycle(event)  # the wait refers to this record: the event may be recorded again at once
-
-
-def members(of: Iterable[Any]) -> list[Any]:
-    """The members of a weak set that other threads may add to meanwhile."""
-    while True:
-        try:
-            return list(of)
-        except RuntimeError:  # noqa: PERF203  # it changed size while it was read: try again
-            continue

@@ -144,7 +144,8 @@ class Executor:
 
     def forget(self) -> None:
         """Drop all plans; the next request selects its row anew."""
-        self.plans = {}  # a new dict, by which bound requests see that they must select anew
+        plans, self.plans = self.plans, {}  # a new dict, by which bound requests see that they must select anew
+        plans.clear()  # they keep the old one, and so does the frame in which a plan is being made
         self.calls, self.patterns, self.shortcuts = {}, {}, {}  # shortcuts last: they are made of patterns
 
     def release(self) -> None:

@@ -227,6 +227,17 @@ def test_a_forgotten_plan_is_taken_no_more(dev, forget):
     assert taken(dev) is not old
 
 
+def test_forgotten_plans_are_gone_though_a_request_is_bound_to_one_of_them(dev):
+    executor, bound = dev.executor(), dp.SoftmaxRequest(dev.zeros((4, 4)))
+    dp.run(bound)
+    dp.softmax(dev.zeros((4, 5)))
+    plans = weakref.WeakSet(executor.plans.values())
+    assert len(plans) == 2
+    executor.runs.clear()
+    executor.forget()
+    assert [*plans] == [bound.bound.plan]
+
+
 def test_plans_that_are_forgotten_while_a_call_runs_are_not_remembered(dev, monkeypatch):
     x, executor = dev.zeros((4, 4)), dev.executor()
     monkeypatch.setattr(NotingExecutor, "enqueue", lambda self, *_: self.forget())

@@ -121,15 +121,22 @@ def test_a_forked_child_destroys_by_itself():
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_a_plan_waits_for_the_collectives_of_its_gpu_while_threads_are_ranks():
-    class Communicator:
-        def __init__(self, name, device):
-            self.name, self.device = name, device
+class Communicator:
+    """One over a GPU, which is told what it waits for."""
 
+    def __init__(self, name, device, told):
+        self.name, self.device, self.told, self.is_idle = name, device, told, True
+
+    def wait_for_work(self, seconds):
+        self.told.append((self.name, seconds))
+        return True
+
+
+def test_a_plan_waits_for_the_collectives_of_its_gpu_while_threads_are_ranks():
     here, there, told = object(), object(), []
-    ranks = [Communicator("first", here), Communicator("elsewhere", there), Communicator("second", here)]
+    ranks = [Communicator(*given, told) for given in (("first", here), ("elsewhere", there), ("second", here))]
     for rank in ranks:
-        disposal.register_collectives(rank, lambda rank, seconds: told.append((rank.name, seconds)))
+        disposal.register_collectives(rank)
     del rank
     disposal.wait_for_collectives(here)
     assert told == [], "ranks of other processes have locks of their own"
@@ -144,3 +151,57 @@ def test_a_plan_waits_for_the_collectives_of_its_gpu_while_threads_are_ranks():
         assert told == [("second", disposal.LOADING)]
     finally:
         stop_disposal_thread()
+
+
+def test_nothing_is_destroyed_between_the_beginning_of_a_collective_and_its_end():
+    """In the driver, what destroys waits for the GPU and holds what the thread of another rank then waits for."""
+    rank, destroyed = Communicator("rank", object(), []), threading.Event()
+    disposal.register_collectives(rank)
+    start_disposal_thread()
+    try:
+        with disposal.enqueueing_collectives():
+            dispose(lambda _: destroyed.set(), None)
+            assert not destroyed.wait(0.1)
+            rank.is_idle = False
+        assert not destroyed.wait(0.1)
+        rank.is_idle = True
+        assert destroyed.wait(60)
+    finally:
+        rank.is_idle = True
+        stop_disposal_thread()
+
+
+@pytest.mark.usefixtures("apart")
+def test_a_collective_begins_once_an_object_is_destroyed():
+    began, may_end, order = threading.Event(), threading.Event(), []
+
+    def destroy(_):
+        began.set()
+        assert may_end.wait(60)
+        order.append("destroyed")
+
+    def enqueue():
+        with disposal.enqueueing_collectives():
+            order.append("enqueued")
+
+    dispose(destroy, None)
+    assert began.wait(60)
+    rank = threading.Thread(target=enqueue)
+    rank.start()
+    rank.join(0.1)
+    assert not order
+    may_end.set()
+    rank.join()
+    assert order == ["destroyed", "enqueued"]
+
+
+@pytest.mark.usefixtures("apart")
+def test_a_collective_does_not_wait_for_ever_for_what_is_destroyed(monkeypatch):
+    """A kernel that never ends keeps the driver; the collective has a deadline of its own."""
+    monkeypatch.setattr(disposal, "DESTROYING", 0.05)
+    began, may_end = threading.Event(), threading.Event()
+    dispose(lambda _: (began.set(), may_end.wait(60)), None)
+    assert began.wait(60)
+    with disposal.enqueueing_collectives():
+        assert not may_end.is_set()
+    may_end.set()

@@ -129,10 +129,11 @@ class Transform:
         self._forward = cufft.CUFFT_FORWARD if forward else cufft.CUFFT_INVERSE
         self._stream: int | None = -1  # none that exists
         self._last_stream = executor.stream.stream if isinstance(executor.stream, QuietStream) else executor.stream
-        self._account: PlanMemory = executor.handles.setdefault(IDLE_PLANS, PlanMemory())
-        if self._account.nbytes + estimated_bytes(spec.problem) > LIMIT + self._account.spared:
+        account: PlanMemory = executor.handles.setdefault(IDLE_PLANS, PlanMemory())
+        self._account, account.spared = account, min(account.spared, account.nbytes)
+        if account.nbytes + estimated_bytes(spec.problem) > LIMIT + account.spared:
             executor.forget()
-            self._account.spared = self._account.nbytes
+            account.spared = account.nbytes
         idle: Any = self._device.idle[IDLE_PLANS]
         plan = take_idle(idle, spec.problem, routines)
         if plan is None:

@@ -92,7 +92,7 @@ class NcclCommunicator(Communicator):
         self.is_aborted = False
         self.in_graphs = False  # whether a caller's graph contains calls of it
         self._barrier_token: Any = None  # an element that barriers sum
-        register_collectives(self, monitor.wait_for_work)
+        register_collectives(self)
 
     # -- beginning ------------------------------------------------------------------------------------------------
     @classmethod
@@ -253,6 +253,15 @@ class NcclCommunicator(Communicator):
             made.rank, made.size = (each.value for each in ranks)
         monitor.watch(made)
         return made
+
+    @property
+    def is_idle(self) -> bool:
+        if self.closed or self.error is not None:  # an abort ends what was under way
+            return True
+        return not self.in_graphs and self.wait_for_work(0.0)
+
+    def wait_for_work(self, seconds: float) -> bool:
+        return monitor.wait_for_work(self, seconds)
 
     # -- calls ----------------------------------------------------------------------------------------------------
     def settle(self, function: str, status: int) -> None:

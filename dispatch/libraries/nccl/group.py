@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from cudabind.sys import nccl
+from dispatch.device.disposal import enqueueing_collectives
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,10 +54,11 @@ def grouped() -> Iterator[None]:
             calls, current.calls = current.calls, []
             for communicator, *_ in calls:
                 communicator.call_deadline = time.monotonic() + communicator.deadline
-            status = int(nccl.ncclGroupEnd.unchecked())
-            for communicator, *_ in calls:
-                communicator.call_deadline = math.inf
-            _settle(calls, status)
+            with enqueueing_collectives():
+                status = int(nccl.ncclGroupEnd.unchecked())
+                for communicator, *_ in calls:
+                    communicator.call_deadline = math.inf
+                _settle(calls, status)
 
 
 def _settle(calls: list[tuple[NcclCommunicator, ctypes.c_void_p, str, bool]], status: int) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 
 from cudabind.sys import nccl
 from dispatch.core.request import Plan
+from dispatch.device.disposal import enqueueing_collectives
 from dispatch.errors import BadRequest
 from dispatch.keys import U8
 from dispatch.libraries.nccl import group
@@ -75,21 +76,23 @@ class NcclPlan(Plan):
         if is_captured:
             comm.in_graphs = True
         open_nccl_group()
-        with comm.lock:
-            comm.check()
-            self._stream.value = executor.target.value
-            comm.call_deadline = time.monotonic() + comm.deadline  # NCCL may connect now, which waits for other ranks
-            status = self._call(arguments)
-            comm.call_deadline = math.inf
-        if group.current.depth:
-            if status not in (0, IN_PROGRESS):
-                comm.raise_status(self._function, status)
-            group.current.add(comm, executor.target, self._function, captured=is_captured)
-            return
-        if status:
-            comm.settle(self._function, status)
-        if not is_captured:
-            comm.record_work(executor.target, self._function)
+        with enqueueing_collectives():
+            with comm.lock:
+                comm.check()
+                self._stream.value = executor.target.value
+                # NCCL may connect now, which waits for other ranks.
+                comm.call_deadline = time.monotonic() + comm.deadline
+                status = self._call(arguments)
+                comm.call_deadline = math.inf
+            if group.current.depth:
+                if status not in (0, IN_PROGRESS):
+                    comm.raise_status(self._function, status)
+                group.current.add(comm, executor.target, self._function, captured=is_captured)
+                return
+            if status:
+                comm.settle(self._function, status)
+            if not is_captured:
+                comm.record_work(executor.target, self._function)
 
 
 def plan(request: Any, executor: CudaExecutor, row: Row) -> NcclPlan:

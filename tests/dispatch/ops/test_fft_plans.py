@@ -208,6 +208,9 @@ def test_plans_of_cufft_are_bounded_in_bytes(executor, monkeypatch):
     kept = [ran(executor, dev.zeros((n,), "c64"))[1] for n in range(2, 12)]
     assert executor.forgotten == [True]  # its plans would be more than the limit
     assert len(kept) == 10
+    kept.clear()
+    kept += [ran(executor, dev.zeros((n,), "c64"))[1] for n in range(2, 12)]
+    assert executor.forgotten == [True] * 2  # those that were in use then are gone: the limit is what it was
 
 
 def test_a_problem_that_cufft_refuses_is_a_row_s_refusal(executor):
