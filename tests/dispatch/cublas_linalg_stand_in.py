@@ -104,8 +104,24 @@ def expand_ldl(matrix, vector, dtype, number, source, n, pivots, outer, blocks, 
     matrix(outer, number)[...], matrix(blocks, number)[...], vector(order, number, n, np.int64)[...] = made
 
 
+def note_singular_blocks(matrix, vector, dtype, number, source, n, pivots, info, lower, hermitian):
+    found, told = vector(pivots, number, n, np.int64), vector(info, number, 1, np.int32)
+    _, d, _ = expanded(matrix(source, number), found, lower=bool(lower), hermitian=bool(hermitian))
+    row = 0
+    while row < n and told[0] == 0:
+        size = 1 + (found[row] < 0)
+        block = d[row : row + size, row : row + size]
+        if block[0, 0] * block[-1, -1] == (block[0, 1] * block[1, 0] if size > 1 else 0):
+            told[0] = row + 1
+        row += size
+
+
 KERNELS = {
-    kernel.__name__: kernel for kernel in (determinant, reduce_columns, reciprocals, scale_rows, first_zero, expand_ldl)
+    kernel.__name__: kernel
+    for kernel in (
+        *(determinant, reduce_columns, reciprocals, scale_rows, first_zero),
+        *(expand_ldl, note_singular_blocks),
+    )
 }
 
 

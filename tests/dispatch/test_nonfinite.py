@@ -16,6 +16,7 @@ from dispatch import row_check
 from dispatch.core.nonfinite import NONE, STATEMENTS, stated
 from dispatch.errors import BadRow, NoRow
 from dispatch.keys import E8M0, F4E2M1, F32, HOST
+from dispatch.ops.reduction.request import ReduceOp
 from dispatch.ops.rnn.weights import named_views, pack, places
 
 ROWS = list(dp.TABLE)
@@ -73,7 +74,7 @@ CLEAN = 3  # runs, by which is known what comes out otherwise each time
 CHANCE = 8  # times that much is no chance
 # Whose sums cuSPARSE adds up in an order of their own each time, which CLEAN runs on a GPU do not always show; of
 # iterations these are the solves with factors.
-UNORDERED = {"spsv", "spsm", "spmm", "spmm_batched", "sparse_mv"}
+UNORDERED = {"spsv", "spsm", "spmm", "spmm_batched", "sparse_mv", "reduce"}
 FACTORED = {"cg", "bicgstab", "gmres"}
 # The kinds of cases, by all that they say of themselves but dtypes: to make a request only for its kind takes longest.
 KINDS = {}
@@ -240,9 +241,7 @@ def effects(make, values):
     clean, *again = (kept.results() for _ in range(CLEAN))
     chance = [max(float(apart(one, run[number])) for run in again) for number, one in enumerate(clean)]
     if is_unordered(request):
-        some = [rounding(one, request.values.dtype.numpy) for one in clean]
-        if request.op in FACTORED:  # a residual is a sum of numbers as large as the solution's
-            some = [max(some)] * len(some)
+        some = roundings(request, clean)
         chance = [max(by_chance, few) for by_chance, few in zip(chance, some, strict=True)]
     for name, spot, number in [(n, *spot) for n, _ in operands(request) for spot in spots(request, n)]:
         changes = {"moved": lambda x: x + type(x)(1)}
@@ -259,6 +258,17 @@ def is_unordered(request):
     if request.device.is_host:
         return False
     return request.op in UNORDERED or (request.op in FACTORED and request.is_factored)
+
+
+def roundings(request, clean):
+    """What a few roundings change of each result, at most."""
+    if request.op == "reduce":  # sums and means in f32, of elements that may cancel
+        elements = np.abs(request.x.numpy().astype(np.float64))
+        most = elements.mean() if request.reduce is ReduceOp.AVG else elements.sum()
+        return [max(rounding(one, np.float32), rounding(np.array(most), np.float32)) for one in clean]
+    some = [rounding(one, request.values.dtype.numpy) for one in clean]
+    # A residual is a sum of numbers as large as the solution's.
+    return [max(some)] * len(some) if request.op in FACTORED else some
 
 
 def rounding(one, kind):

@@ -207,7 +207,10 @@ def test_operands_of_jax_may_be_deleted_or_donated_behind_the_call(jax):
         else:
             try:
                 add(x)
-            except ValueError as error:  # the GPU was slow: x is still held for the call that reads it
+            except (
+                ValueError,
+                jax.errors.JaxRuntimeError,
+            ) as error:  # the GPU was slow: x is still held for the call that reads it
                 if "external reference" not in str(error):
                     raise
         [jax.numpy.full((2048, 2048), np.nan, "float32") for _ in range(3)]

@@ -1,12 +1,11 @@
-"""L, D and the order of rows from what LAPACK packs of L·D·Lᴴ, by a kernel of this library. It knows no request."""
+"""Kernels over what LAPACK packs of L·D·Lᴴ: L, D and the order of rows, and whether D is singular. They know no request."""
 
 from __future__ import annotations
 
 __all__ = ["SOURCE"]
 
 # A block of threads makes a column. What is eliminated last was exchanged last: a column takes part in the exchanges of
-# its own block of D and of those that were eliminated before. Of two rows that are a block the pivots are negative; in
-# a run of such, every second one begins a block.
+# its own block of D and of those that were eliminated before.
 SOURCE = r"""
 typedef long long Int;
 struct __align__(sizeof(REAL) * PARTS) Element { REAL part[PARTS]; };
@@ -15,6 +14,47 @@ struct Strides { Int row, col, batch; };
 __device__ Element conjugate(Element one, Int hermitian) {
     if (PARTS == 2 && hermitian) one.part[PARTS - 1] = -one.part[PARTS - 1];
     return one;
+}
+
+// Of rows that are a block of two the pivots are negative; in a run of such, every second one begins a block.
+__device__ Int partner_of(const Int* pivots, Int row) {
+    if (pivots[row] > 0) return row;
+    Int before = 0;
+    while (before < row && pivots[row - before - 1] < 0) before++;
+    return before % 2 ? row - 1 : row + 1;
+}
+
+// The info of a matrix of which a block of D has the determinant 0 becomes the place of the first such block, from 1 on.
+extern "C" __global__ void note_singular_blocks(
+    Int batch, const Element* source, Strides from, Int n, const Int* every_pivot, int* info, Int lower, Int hermitian)
+{
+    __shared__ int found;
+    const int thread = threadIdx.x;
+    for (Int number = blockIdx.y; number < batch; number += gridDim.y) {
+        const Int* pivots = every_pivot + number * n;
+        const Element* packed = source + number * from.batch;
+        if (thread == 0) found = n;
+        __syncthreads();
+        for (Int row = thread; row < n; row += blockDim.x) {
+            const Int other = partner_of(pivots, row);
+            if (other < row || other >= n) continue;
+            const Element one = packed[row * (from.row + from.col)];
+            double re = one.part[0], im = PARTS == 2 && !hermitian ? one.part[PARTS - 1] : 0;
+            if (other > row) {
+                const Element last = packed[other * (from.row + from.col)];
+                const Element beside = packed[lower ? other * from.row + row * from.col : row * from.row + other * from.col];
+                const double a = last.part[0], b = PARTS == 2 && !hermitian ? last.part[PARTS - 1] : 0;
+                const double x = beside.part[0], y = PARTS == 2 ? beside.part[PARTS - 1] : 0;
+                const double real = re * a - im * b - (x * x + (hermitian ? y * y : -y * y));
+                im = re * b + im * a - (hermitian ? 0 : 2 * x * y);
+                re = real;
+            }
+            if (re == 0 && im == 0) atomicMin(&found, (int)row);
+        }
+        __syncthreads();
+        if (thread == 0 && found < n && info[number] == 0) info[number] = found + 1;
+        __syncthreads();
+    }
 }
 
 template <typename T> __device__ void exchange(T* first, T* second) {
@@ -31,11 +71,7 @@ extern "C" __global__ void expand_ldl(
     for (Int col = blockIdx.x; col < n; col += gridDim.x) {
         const Int* pivots = every_pivot + number * n;
         const Element* packed = source + number * from.batch;
-        Int before = 0;
-        if (pivots[col] < 0)
-            while (before < col && pivots[col - before - 1] < 0) before++;
-        // The other row of the column's block of D, or the column's own.
-        const Int partner = pivots[col] > 0 ? col : before % 2 ? col - 1 : col + 1;
+        const Int partner = partner_of(pivots, col);  // the other row of the column's block of D, or its own
         const Int first = min(col, partner), last = max(col, partner);
         Element* column = outer + number * to.batch + col * to.col;
         Element* block = blocks + number * at.batch + col * at.col;

@@ -342,6 +342,24 @@ def test_what_the_routine_gives_for_nan_is_nan_where_it_would_not_say_so(
                 assert broken.tolist() == [False, True, False]
 
 
+@pytest.mark.parametrize("kind", [dp.LdlRequest, dp.SolveRequest])
+@pytest.mark.parametrize("dtype", ["f32", "c128"])
+def test_a_singular_symmetric_matrix_is_told_where_the_routine_does_not(kind, dtype, executor, rng):
+    """Of a first column of zeros `sytrf` of cuSOLVER 12.0 told nothing."""
+    dev, a = dp.device("host"), rng.standard_normal((3, 4, 4))
+    a[1, 0] = a[1, :, 0] = a[2, 3] = a[2, :, 3] = 0
+    a = dev.array(a + a.mT, dtype)
+    is_ldl = kind is dp.LdlRequest
+    request = kind(a, hermitian=False) if is_ldl else kind(a, dev.array(np.ones((3, 4, 2)), dtype), assume_a="sym")
+    row = next(row for row in candidates(request, Arch(90)) if row.library == "cusolverDn")
+    outputs = dev.executor().outputs(request)
+    row.call(request, executor, row).enqueue(request.arguments(outputs))
+    info = outputs["info"].numpy()
+    assert (info > 0).tolist() == [False, True, True]
+    if not is_ldl:
+        assert np.isnan(outputs["out"].numpy()).all(axis=(1, 2)).tolist() == [False, True, True]
+
+
 @pytest.mark.parametrize("dtype", ["f32", "c128"])
 def test_pairs_of_many_are_one_call_that_autotune_alone_asks_for(dtype, executor, monkeypatch, rng):
     calls, real = [], stand_in.X["XsygvStridedBatched"]

@@ -1,6 +1,7 @@
 """L·D·Lᴴ in SciPy's words: against SciPy, what is singular, NaN, refusals; its kernel, run by the CPU."""
 
 import ctypes
+import functools
 import itertools
 import shutil
 import subprocess
@@ -164,20 +165,55 @@ using std::max; using std::min; using std::abs;
 struct Three { unsigned x, y; };
 static Three threadIdx, blockIdx, blockDim = {1, 1}, gridDim = {1, 1};
 static void __syncthreads() {}
+static void atomicMin(int* at, int other) { *at = min(*at, other); }
 """
 
 
-@pytest.mark.parametrize("dtype", [F64, C128])
-def test_the_kernel_run_by_one_thread_takes_the_factors_apart(dtype, rng, tmp_path):
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory):
+    """`kernels(dtype)`: the kernels, each run by one thread."""
     if not shutil.which("g++"):
         pytest.skip("g++ is not installed")
     pytest.importorskip("scipy")
-    # One thread does what the 33rd does on a GPU, too.
-    source = BEFORE + SOURCE.replace("thread == 32", "thread == 0")
-    (tmp_path / "k.cpp").write_text(source)
-    made = ["g++", "-shared", "-fPIC", "-O0", *options(dtype), str(tmp_path / "k.cpp"), "-o", str(tmp_path / "k.so")]
-    subprocess.run(made, check=True, capture_output=True)
-    kernel = ctypes.CDLL(str(tmp_path / "k.so")).expand_ldl
+
+    @functools.cache
+    def compiled(dtype):
+        folder = tmp_path_factory.mktemp("ldl")
+        # One thread does what the 33rd does on a GPU, too.
+        (folder / "k.cpp").write_text(BEFORE + SOURCE.replace("thread == 32", "thread == 0"))
+        made = ["g++", "-shared", "-fPIC", "-O0", *options(dtype), str(folder / "k.cpp"), "-o", str(folder / "k.so")]
+        subprocess.run(made, check=True, capture_output=True)
+        return ctypes.CDLL(str(folder / "k.so"))
+
+    return compiled
+
+
+@pytest.mark.parametrize("dtype", [F64, C128])
+def test_the_kernel_run_by_one_thread_tells_where_d_is_singular(dtype, kernels, rng):
+    """Blocks of one row and of two, stored as either triangle has them; a status that is there stays."""
+    kind = dtype.numpy
+    singular = np.array([[1, 2], [2, 4]]), np.zeros((2, 2)), np.array([[0, 0], [0, 5]])
+    for lower, hermitian in itertools.product((True, False), (True, False)):
+        packed = rng.standard_normal((8, 6, 6)).astype(kind)  # what is beside the blocks is not looked at
+        pivots = np.tile(np.array([1, -3, -3, -5, -5, 6]), (8, 1))
+        info, wanted = np.zeros(8, np.int32), np.zeros(8, np.int32)
+        packed[1, 0, 0], wanted[1] = 0, 1
+        packed[2, 5, 5], wanted[2] = 0, 6
+        for number, block in zip((3, 4, 5), singular, strict=True):
+            packed[number, 3:5, 3:5], wanted[number] = block, 4
+        i = 1j if dtype.is_complex else 1
+        packed[6, 1:3, 1:3] = [[1, 2 * i], [-2 * i if hermitian else 2 * i, 4 * i * i if not hermitian else 4]]
+        wanted[6] = 2
+        packed[7, 0, 0], info[7], wanted[7] = 0, 3, 3
+        long, at = ctypes.c_int64, Strides(6, 1, 36)
+        source, places, told = (ctypes.c_void_p(one.ctypes.data) for one in (packed, pivots, info))
+        kernels(dtype).note_singular_blocks(long(8), source, at, long(6), places, told, long(lower), long(hermitian))
+        assert info.tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("dtype", [F64, C128])
+def test_the_kernel_run_by_one_thread_takes_the_factors_apart(dtype, kernels, rng):
+    kernel = kernels(dtype).expand_ldl
     for n, lower, hermitian in itertools.product((1, 2, 9, 24), (True, False), (True, False)):
         packed, pivots = [], []
         for _ in range(2):
