@@ -1,4 +1,4 @@
-"""Kernels over what LAPACK packs of L·D·Lᴴ: L, D and the order of rows, and whether D is singular. They know no request."""
+"""Kernels over what LAPACK packs of L·D·Lᴴ: L, D and the order of rows, and where D is singular."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __device__ Int partner_of(const Int* pivots, Int row) {
     return before % 2 ? row - 1 : row + 1;
 }
 
-// The info of a matrix of which a block of D has the determinant 0 becomes the place of the first such block, from 1 on.
+// The info of a matrix of which a block of D has the determinant 0 becomes the place of the first one, from 1 on.
 extern "C" __global__ void note_singular_blocks(
     Int batch, const Element* source, Strides from, Int n, const Int* every_pivot, int* info, Int lower, Int hermitian)
 {
@@ -42,7 +42,8 @@ extern "C" __global__ void note_singular_blocks(
             double re = one.part[0], im = PARTS == 2 && !hermitian ? one.part[PARTS - 1] : 0;
             if (other > row) {
                 const Element last = packed[other * (from.row + from.col)];
-                const Element beside = packed[lower ? other * from.row + row * from.col : row * from.row + other * from.col];
+                const Int below = lower ? other : row, right = lower ? row : other;
+                const Element beside = packed[below * from.row + right * from.col];
                 const double a = last.part[0], b = PARTS == 2 && !hermitian ? last.part[PARTS - 1] : 0;
                 const double x = beside.part[0], y = PARTS == 2 ? beside.part[PARTS - 1] : 0;
                 const double real = re * a - im * b - (x * x + (hermitian ? y * y : -y * y));

@@ -71,8 +71,8 @@ def eigh(request: EighRequest, steps: LinalgSteps) -> Plan:
     steps.copy(source, made, CopyMode.LOWER if lower else CopyMode.UPPER, conj=in_rows)
     results = [column(steps, "w", a.rows), *([] if wanted is None else [wanted])]
     mode, uplo = VALUES_ONLY if wanted is None else WITH_VECTORS, LOWER if lower else UPPER
-    # cuSOLVER 12.0's syevj of a batch gives finite numbers for a matrix with NaN, and a status of 0; each of its routines
-    # the vector 1 of a matrix of one element.
+    # For a matrix with NaN cuSOLVER 12.0's syevj of a batch gives finite numbers, and a status of 0; and each routine
+    # gives the vector 1 for one element.
     is_jacobi = driver_of(steps.row) is EighDriver.SYEVJ
     flags = steps.flag_nonfinite(made) if is_jacobi or a.rows == 1 else None
     if is_jacobi:
