@@ -141,15 +141,12 @@ class CudaDevice(Device):
         self.check()
         self.refuse_capture("to wait for the device")
         self._collect()
-        event = self.event()
         gathered, unmarked = self.releases.gather(), self.externals.unmarked()
         try:
-            status = self.context.wait(event, self.recordings)
+            status = self.wait_for_context()
         except BaseException:
             self.releases.put_back(gathered)
             raise
-        finally:
-            self.recycle(event)
         if status:
             self.releases.put_back(gathered)
             self.fail(status, "cuCtxSynchronize")
@@ -157,6 +154,14 @@ class CudaDevice(Device):
             if stream.unmarked == since:
                 stream.unmarked = 0
         self.releases.done(gathered)
+
+    def wait_for_context(self) -> int:
+        """Wait for all work of the context, whoever enqueued it; returns the driver's status."""
+        event = self.event()
+        try:
+            return self.context.wait(event, self.recordings)
+        finally:
+            self.recycle(event)
 
     def refuse_capture(self, what: str, stream: Stream | None = None) -> None:
         """BadRequest if `stream`, or this thread's current one, is under the caller's capture."""

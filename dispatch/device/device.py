@@ -158,6 +158,10 @@ class Device:
         """Wait for all work on the device; raises the error that the work ended in."""
         raise DispatchError(f"{type(self).__name__} has no work")
 
+    def wait_for_context(self) -> int:
+        """Wait for all work of a GPU's context; returns the driver's status, 0 on the host."""
+        return 0
+
     def retire(self, stream: Stream) -> None:
         """Record the work of a stream that is about to be destroyed: memory it used is freed after that work."""
 

@@ -101,6 +101,35 @@ def test_recording_goes_on_beside_waits_for_the_device_and_ends_of_threads(dev, 
             future.result()
 
 
+def test_torch_may_wait_for_the_device_while_other_threads_record(dev, torch):
+    """Its own function would tell now and then that a stream is capturing, and end that recording."""
+    weights = dev.array(np.ones((64, 64), np.float32))
+    ended, waits = threading.Event(), 0
+
+    def record():
+        for rows in range(1, 120):
+            x = dev.array(np.ones((rows, 64), np.float32))
+            for _ in range(3):
+                y = dp.matmul(x, weights)
+            assert (y.numpy() == 64).all()
+
+    def wait():
+        nonlocal waits
+        while not ended.is_set():
+            torch.cuda.synchronize()
+            torch.accelerator.synchronize()
+            waits += 1
+
+    with ThreadPoolExecutor(1) as others:
+        waiting = others.submit(wait)
+        try:
+            run_in_threads(*[record] * 4)
+        finally:
+            ended.set()
+        waiting.result()
+    assert waits > 10
+
+
 @pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
 def test_what_other_threads_do_here_leaves_a_capture_of_torch_alone(dev, torch, mode):
     weights = dev.array(np.ones((64, 64), np.float32))

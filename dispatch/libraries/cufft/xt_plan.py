@@ -2,7 +2,9 @@
 
 A plan is given a stream of the first GPU, which its transforms begin behind, and which goes on behind them; streams of
 the others wait there and back. So each part is used on a stream of its own GPU, as any storage is. Copies between the
-two orders of a transform along one axis cuFFT makes while the host waits. Follows
+two orders of a transform along one axis cuFFT makes while the host waits. What cuFFT has made is destroyed once no plan
+on these GPUs is at work: two H200 that other processes kept busy reported an illegal address in 3 of 4 runs while plans
+came and went, and never on their own, which suggests that one plan's end disturbs another's kernels. Follows
 https://docs.nvidia.com/cuda/cufft/#multiple-gpu-cufft-transforms.
 """
 
@@ -11,13 +13,16 @@ from __future__ import annotations
 import ctypes
 import math
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from cudabind.errors import CufftError
 from cudabind.sys import cufft
 from dispatch.device.storage import Storage
 from dispatch.device.stream import relaxed
-from dispatch.errors import OutOfMemory, Refused
+from dispatch.device.weak_members import members
+from dispatch.errors import DispatchError, OutOfMemory, Refused
 from dispatch.libraries.cufft.transforms import REFUSALS
 from dispatch.libraries.cufft.xt_layouts import Factors
 
@@ -32,6 +37,18 @@ __all__ = ["XtPlan"]
 FORMATS, COPIES = cufft.cufftXtSubFormat, cufft.cufftXtCopyType
 NATURAL, SHUFFLED = FORMATS.CUFFT_XT_FORMAT_INPLACE, FORMATS.CUFFT_XT_FORMAT_INPLACE_SHUFFLED
 REFUSED = (*REFUSALS, "CUFFT_INVALID_DEVICE", "CUFFT_SETUP_FAILED")
+
+
+_plans: WeakSet[XtPlan] = WeakSet()
+
+
+def wait_for_plans(devices: Sequence[Any]) -> None:
+    """Wait for the work of all plans on any of these GPUs."""
+    for plan in members(_plans):
+        if not set(devices).isdisjoint(plan.devices):
+            for stream in plan.streams:
+                with suppress(DispatchError):  # a fault is told where the work's results are read
+                    stream.synchronize()
 
 
 class Handles:
@@ -59,6 +76,7 @@ class Handles:
 
     def __del__(self) -> None:
         if is_alive(self):
+            wait_for_plans(self.devices)
             with self.devices[0].context, relaxed():
                 for handle in self.handles:
                     cufft.cufftDestroy.unchecked(handle)
@@ -90,6 +108,7 @@ class XtMemory:
 
     def __del__(self) -> None:
         if self._at and is_alive(self):
+            wait_for_plans(self.devices)
             with self.devices[0].context, relaxed():
                 cufft.cufftXtFree.unchecked(ctypes.byref(self.descriptor))
 
@@ -113,14 +132,17 @@ class XtPlan:
     """Transforms in place over several GPUs; all calls of it are one thread's at a time.
 
     Attributes:
+        devices: the GPUs.
+        streams: one of each GPU, on which its part is used.
         storages: the memory of the parts, others after `restore`.
         is_shuffled: whether they are in the order that a single transform leaves them in; who writes them says so.
         factors: of that order, for one transform along one axis; else None.
     """
 
     def __init__(self, devices: Sequence[Any], problem: Problem) -> None:
-        self._devices, self._problem = tuple(devices), problem
-        self._streams: list[Stream] = [device.stream() for device in devices]
+        self.devices, self._problem = tuple(devices), problem
+        self.streams: list[Stream] = [device.stream() for device in devices]
+        _plans.add(self)
         for is_last in (False, True):
             try:
                 self._make()
@@ -132,31 +154,31 @@ class XtPlan:
                 device.trim()  # what this library keeps for later is room for cuFFT
 
     def _make(self) -> None:
-        self._handles = Handles(self._devices, self._streams[0], self._problem)
+        self._handles = Handles(self.devices, self.streams[0], self._problem)
         self._memory = XtMemory(self._handles)
-        self.storages = self._memory.storages(self._streams)
+        self.storages = self._memory.storages(self.streams)
         self._spare: tuple[XtMemory, list[Storage]] | None = None
         self.factors: Factors | None = None
         if self._problem.in_strings:
             found = cufft.cufftXt1dFactors()
             query = cufft.cufftXtQueryType.CUFFT_QUERY_1D_FACTORS
-            with self._devices[0].context:
+            with self.devices[0].context:
                 cufft.cufftXtQueryPlan(self._handles.handles[0], ctypes.byref(found), query)
             self.factors = Factors(found.factor2, found.stringCount, found.substringLength)
-            if math.prod(self.factors) != self._problem.sizes[0] or found.stringCount % len(self._devices):
+            if math.prod(self.factors) != self._problem.sizes[0] or found.stringCount % len(self.devices):
                 raise Refused(f"cuFFT says that a result of {self._problem.sizes[0]} points lies in {self.factors}")
 
     def check_sizes(self, nbytes: Sequence[int]) -> None:
         """Refused where a part has less memory than its layouts take."""
-        for device, size, wanted in zip(self._devices, self._memory.sizes, nbytes, strict=True):
+        for device, size, wanted in zip(self.devices, self._memory.sizes, nbytes, strict=True):
             if size < wanted:
                 raise Refused(f"cuFFT has {size} bytes for a part on {device}, which takes {wanted}")
 
     def _translated(self, error: CufftError) -> Exception:
-        names = ", ".join(map(str, self._devices))
+        names = ", ".join(map(str, self.devices))
         what = f"{self._problem.batch} transform(s) of {list(self._problem.sizes)} over {names}"
         if error.name == "CUFFT_ALLOC_FAILED":
-            room = "; ".join(f"{device}: {device.memory()}" for device in dict.fromkeys(self._devices))
+            room = "; ".join(f"{device}: {device.memory()}" for device in dict.fromkeys(self.devices))
             return OutOfMemory(f"cuFFT has no memory for {what}, which takes about twice that of its parts. {room}")
         if error.name in REFUSED:
             hint = "other GPUs, sizes of factors up to 7, or dispatch.dft on one GPU may do"
@@ -179,8 +201,8 @@ class XtPlan:
         self._begin(self.storages)
         call: Any = cufft.cufftXtExecDescriptor
         self._call(call, handle, descriptor, descriptor, ctypes.c_int(direction))
-        for home in self._streams[1:]:
-            home.wait_for_uses(self._streams[0])
+        for home in self.streams[1:]:
+            home.wait_for_uses(self.streams[0])
 
     def restore(self) -> None:
         """Bring the result of one transform along one axis into natural order, in memory of its own; the host waits."""
@@ -189,11 +211,11 @@ class XtPlan:
                 memory = XtMemory(self._handles)
             except CufftError as error:
                 raise self._translated(error) from error
-            self._spare = memory, memory.storages(self._streams)
+            self._spare = memory, memory.storages(self.streams)
         memory, storages = self._spare
         memory.descriptor.subFormat = int(NATURAL)
         self._begin([*self.storages, *storages])
-        self._streams[0].synchronize()
+        self.streams[0].synchronize()
         addresses = ctypes.c_void_p(memory.address), ctypes.c_void_p(self._memory.address)
         call: Any = cufft.cufftXtMemcpy
         self._call(call, self._handles.handles[0], *addresses, ctypes.c_int(COPIES.CUFFT_COPY_DEVICE_TO_DEVICE))
@@ -204,23 +226,23 @@ class XtPlan:
         """Have the first GPU's stream wait for all that uses these."""
         for storage in storages:
             storage.use(storage.keep[1], write=True)
-        for home in self._streams[1:]:
-            self._streams[0].wait_for_uses(home)
+        for home in self.streams[1:]:
+            self.streams[0].wait_for_uses(home)
 
     def _call(self, function: Any, *arguments: Any) -> None:
-        with self._devices[0].context, relaxed():
+        with self.devices[0].context, relaxed():
             status = function.unchecked(*arguments)
         if status:
-            for home in self._streams:
+            for home in self.streams:
                 home.done()  # raises DeviceFault where it is a device that is lost
             raise function.error(status)
 
     def close(self) -> None:
         """Wait for the work, and give back the plans and the memory, but for parts that tensors are left of."""
         held = [(self._memory, self.storages), *([] if self._spare is None else [self._spare])]
-        if all(device.alive and device.fault is None for device in self._devices):
+        if all(device.alive and device.fault is None for device in self.devices):
             self._begin([storage for _, storages in held for storage in storages])
-            for home in self._streams:
+            for home in self.streams:
                 home.synchronize()
             for memory, _ in held:
                 memory.is_idle = True

@@ -248,3 +248,23 @@ def test_the_real_library_takes_the_calls():
         cufft.cufftXtMemcpy.unchecked(7, c.c_void_p(0), c.c_void_p(0), c.c_int(2)),
     ):
         assert bare == cufft.cufftResult.CUFFT_INVALID_PLAN
+
+
+def test_a_plan_is_destroyed_once_the_others_on_its_gpus_are_idle(gpus, rng, monkeypatch):
+    def work(devices, library):
+        one, other = (dp.fft.MultiGpuPlan(devices, 64) for _ in range(2))
+        one.write(drawn(rng, (64,), "c64")).forward()
+        kind, awaited = type(one._xt.streams[0]), []
+        synchronize = kind.synchronize
+        note = lambda stream: (awaited.append(stream.c_handle.value), synchronize(stream))[1]  # noqa: E731
+        monkeypatch.setattr(kind, "synchronize", note)
+        plans = len(library.plans)
+        del other
+        gc.collect()
+        for device in devices:
+            device.releases.collect()
+        assert len(library.plans) < plans
+        assert {stream.c_handle.value for stream in one._xt.streams} <= {*awaited}
+        one.close()
+
+    gpus(work)
