@@ -259,9 +259,9 @@ def prepare_all(requests: Iterable[Request[R_co]]) -> list[BoundCall[R_co]]:
     for request in requests:
         check_request(request)
     calls: dict[int, BoundCall[R_co]] = {}
-    with compiler.ahead() as started:
+    with compiler.compiling_in_background() as started:
         for place, request in enumerate(requests):
-            with suppress(compiler.Later):
+            with suppress(compiler.StillCompiling):
                 calls[place] = prepare(request)
     finish(started)
     return [calls[place] if place in calls else prepare(request) for place, request in enumerate(requests)]

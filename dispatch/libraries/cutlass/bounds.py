@@ -41,7 +41,7 @@ FUNCTIONS = {
 
 
 def product_error(a: Array, b: Array, dtype: Dtype, compute: Compute | None, *, on_host: bool) -> Array:
-    """How far A · B may be off: its rounding errors walk like √k, TF32's operands and fp8's sums are cut off."""
+    """How far A · B may be off: its rounding errors grow like √k, TF32's operands and fp8's sums are cut off."""
     if dtype is I8:
         return np.zeros(())
     size = np.abs(a) @ np.abs(b)
@@ -104,7 +104,7 @@ def _step(node: Node, inputs: list[tuple[Array, Array]], unit: float) -> Array:
 
 
 def _output(node: Node, values: Array, errors: Array) -> Array:
-    """The bound of a stored matrix, or of a reduction: sums walk like the root of their length, others pick one."""
+    """The bound of a stored matrix, or of a reduction: errors of sums grow like the root of their length, others pick one."""
     if not isinstance(node, Reduce):
         return errors
     axis: tuple[int, ...] = {"m": (-2,), "n": (-1,), "mn": (-2, -1)}[node.over]

@@ -1,8 +1,8 @@
 """From a kernel's source to its cubin: memory, disk, or NVRTC in a process of its own, several at once.
 
-Plans ask `request` for a future and wait for it, `precompile` asks for many, and within `ahead` plans only start what
-they would wait for. A second request for a kernel that is being compiled gets the same future. NVRTC holds the
-interpreter for as long as it runs, hence the processes.
+Plans ask `request` for a future and wait for it, `precompile` asks for many, and within `compiling_in_background` plans
+only start what they would wait for. A second request for a kernel that is being compiled gets the same future. NVRTC
+holds the interpreter for as long as it runs, hence the processes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,16 @@ if TYPE_CHECKING:
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.libraries.cutlass.emit.sm90_gemm import Source
 
-__all__ = ["OPTIONS", "CompileFailed", "Later", "ahead", "kernel_id", "plan_of", "request", "toolchain"]
+__all__ = [
+    "OPTIONS",
+    "CompileFailed",
+    "StillCompiling",
+    "compiling_in_background",
+    "kernel_id",
+    "plan_of",
+    "request",
+    "toolchain",
+]
 
 OPTIONS = (
     "-std=c++17",
@@ -97,8 +106,8 @@ def plan_of(plan: Callable[..., Plan], request: Any, executor: CudaExecutor, row
         raise Refused(str(missing)) from missing
 
 
-class Later(Exception):
-    """Raised by `request` within `ahead`: the kernel is being compiled."""
+class StillCompiling(Exception):
+    """Raised by `request` within `compiling_in_background`: the kernel is being compiled."""
 
 
 _here = threading.local()
@@ -120,8 +129,8 @@ os.register_at_fork(after_in_child=_compilers.cache_clear)  # the threads are no
 
 
 @contextmanager
-def ahead() -> Iterator[set[Future[bytes]]]:
-    """Within it this thread's `request` raises Later for what is still to be compiled; gives what was started."""
+def compiling_in_background() -> Iterator[set[Future[bytes]]]:
+    """Within it this thread's `request` raises StillCompiling for what is not compiled yet; gives what was started."""
     started: set[Future[bytes]] = set()
     _here.started = started
     try:
@@ -136,7 +145,7 @@ def request(source: Source, target: str, label: str) -> Future[bytes]:
     started = getattr(_here, "started", None)
     if started is not None and not future.done():
         started.add(future)
-        raise Later(label)
+        raise StillCompiling(label)
     return future
 
 

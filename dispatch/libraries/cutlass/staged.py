@@ -55,7 +55,7 @@ class Lines(NamedTuple):
         return self.width % STORED == 0
 
     @property
-    def own(self) -> Lines:
+    def staged(self) -> Lines:
         """The same lines one behind the other, with room for what is stored behind each."""
         pitch = -(-self.width // STORED) * STORED
         return self._replace(pitch=pitch, batch=pitch * self.lines)
@@ -68,34 +68,34 @@ class Staged:
     there, under the names of a kernel's words.
     """
 
-    __slots__ = ("_given", "_memory", "_own", "addresses", "words")
+    __slots__ = ("_given", "_memory", "_staged", "addresses", "words")
 
     def __init__(self, executor: CudaExecutor, outputs: Mapping[str, Lines]) -> None:
         self._given = {name: lines for name, lines in outputs.items() if not lines.are_whole}
-        self._own = {name: lines.own for name, lines in self._given.items()}
+        self._staged = {name: lines.staged for name, lines in self._given.items()}
         self.addresses: dict[str, int] = {}
         self.words: dict[str, int] = {}
         self._memory: Tensor | None = None
-        if not self._own:
+        if not self._staged:
             return
-        sizes = {name: -(-own.batch * own.batches // APART) * APART for name, own in self._own.items()}
+        sizes = {name: -(-staged.batch * staged.batches // APART) * APART for name, staged in self._staged.items()}
         self._memory = executor.empty((sum(sizes.values()),), (1,), U8)
         address = self._memory.ptr
-        for name, own in self._own.items():
+        for name, staged in self._staged.items():
             self.addresses[name] = address
-            self.words[f"{name}.pitch"] = own.pitch // own.size
-            self.words[f"{name}.batch"] = own.batch // own.size if own.batches > 1 else 0
+            self.words[f"{name}.pitch"] = staged.pitch // staged.size
+            self.words[f"{name}.batch"] = staged.batch // staged.size if staged.batches > 1 else 0
             address += sizes[name]
 
     def copy_in(self, given: Mapping[str, int], stream: int) -> None:
         """Enqueue copies of the outputs at these addresses, for a kernel that leaves some lines as they are."""
         for name, address in self.addresses.items():
-            _copy(self._own[name], address, self._given[name], given[name], stream)
+            _copy(self._staged[name], address, self._given[name], given[name], stream)
 
     def copy_out(self, given: Mapping[str, int], stream: int) -> None:
         """Enqueue copies of what the kernel has written to the outputs at these addresses: their lines and no more."""
         for name, address in self.addresses.items():
-            _copy(self._given[name], given[name], self._own[name], address, stream)
+            _copy(self._given[name], given[name], self._staged[name], address, stream)
 
 
 def _copy(to: Lines, to_address: int, of: Lines, of_address: int, stream: int) -> None:

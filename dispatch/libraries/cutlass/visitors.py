@@ -150,7 +150,7 @@ def lower(tree: Node, operands: Mapping[str, Operand], d: Dtype, c: Dtype | None
         made.type = f"cutlass::epilogue::fusion::Sm90TopologicalVisitor<{compute}, cute::tuple<{edges}>, {types}>"
         made.arguments = _group([(names[node], lowering.arguments[node]) for node in nodes])
     else:
-        made.type, made.arguments = lowering.nest(tree, names)
+        made.type, made.arguments = lowering.type_and_arguments(tree, names)
     return made
 
 
@@ -203,11 +203,11 @@ class _Lowering:
         self.arguments[node] = arguments
         return name
 
-    def nest(self, node: Node, names: Mapping[Node, str]) -> tuple[str, str]:
+    def type_and_arguments(self, node: Node, names: Mapping[Node, str]) -> tuple[str, str]:
         """The `Sm90EVT` of a node over its inputs, and its arguments."""
         if not node.inputs:
             return names[node], self.arguments[node]
-        children = [self.nest(child, names) for child in node.inputs]
+        children = [self.type_and_arguments(child, names) for child in node.inputs]
         types = ", ".join(kind for kind, _ in children)
         kind = f"cutlass::epilogue::fusion::Sm90EVT<{names[node]}, {types}>"
         return kind, _group([*children, (names[node], self.arguments[node])])

@@ -150,18 +150,18 @@ class NormCase(FormCase):
 def bounds_of(request: NormRequest, expected: Results) -> Results:
     """How far each output may be off, element by element.
 
-    Sums of n terms walk: (8 + 4 √n) · u of the sum of their sizes. A mean is so far off, a variance (which engines may
+    Errors of sums of n terms grow: (8 + 4 √n) · u of the sum of their sizes. A mean is so far off, a variance (which engines may
     take as the mean of squares less the square of the mean) by that of the squares; its inverse root by half of the
     variance's share, and by the GPU's rsqrt, which has 2^-22.
     """
     u = unit(F32)
     x = values(request.x, EXACT)
     count = request.x.layout.size // int(np.prod(request.statistics_shape))
-    walk = (8 + 4 * np.sqrt(count)) * u
+    growth = (8 + 4 * np.sqrt(count)) * u
     mean, variance = statistics(request, x)
     squares = mean_along(request, x * x)
-    off_mean = walk * mean_along(request, np.abs(x))
-    share = walk * squares / (variance + request.epsilon) + 2.0**-22
+    off_mean = growth * mean_along(request, np.abs(x))
+    share = growth * squares / (variance + request.epsilon) + 2.0**-22
     if isinstance(request, NormBwdRequest):
         return _backward_bounds(request, expected, u)
     if not isinstance(request, NormFwdRequest):
@@ -183,7 +183,7 @@ def bounds_of(request: NormRequest, expected: Results) -> Results:
         errors["inv_variance_out"] = statistic_result(request, share * inverse)
         if request.running_mean is not None:
             errors["running_mean_out"] = off_mean.reshape(shape) + 4 * u * np.abs(expected["running_mean_out"])
-            errors["running_var_out"] = 2 * walk * squares.reshape(shape) + 8 * u * expected["running_var_out"]
+            errors["running_var_out"] = 2 * growth * squares.reshape(shape) + 8 * u * expected["running_var_out"]
     return _stored(request, errors, expected)
 
 
@@ -204,12 +204,12 @@ def _backward_bounds(request: NormBwdRequest, expected: Results, u: float) -> Re
     summed = request.x.layout.size // request.scale.layout.size
     along = mean_along(request, scaled * size)
     level = mean_along(request, scaled)
-    walk = (8 + 4 * np.sqrt(count)) * u
+    growth = (8 + 4 * np.sqrt(count)) * u
     over = (
         tuple(a for a in range(x.ndim) if a != 1) if request.by_channel else tuple(range(x.ndim - request.scale.ndim))
     )
     errors = {
-        "dx": inverse * (16 * u * scaled + walk * level + (walk + 16 * u) * size * along),
+        "dx": inverse * (16 * u * scaled + growth * level + (growth + 16 * u) * size * along),
         "dscale": ((16 + 4 * np.sqrt(summed)) * u * (dy * size).sum(axis=over)).reshape(request.scale.shape),
         "dbias": ((8 + 4 * np.sqrt(summed)) * u * dy.sum(axis=over)).reshape(request.scale.shape),
     }

@@ -233,7 +233,7 @@ def bounds_of(request: SdpaRequest, expected: Results) -> Results:
     A score is a sum of D products and within e = (8 + 4 √D) · u · scale · |Q| · |K| of the exact one; its power is then
     off by e of itself, and by the GPU's ex2 by EXP2 · (1 + |score|) more. Weights are rounded to the operands' dtype
     (unit roundoff w, half a step of its subnormals tiny) before they meet V, and so is the inner gradient before it
-    meets Q and K. Sums of n walk like √n.
+    meets Q and K. Errors of sums of n grow like √n.
     """
     work = EXACT
     (w, tiny), u = ROUNDOFF[request.q.dtype], unit(request.q.dtype)
@@ -277,11 +277,11 @@ def _backward_bounds(
     (w, tiny), u = ROUNDOFF[request.q.dtype], unit(request.q.dtype)
     given = {name: sequences(request, name, EXACT) for name in ("do", "o", "v")}
     do, o = np.abs(given["do"]), np.abs(given["o"])
-    walk = (8 + 4 * np.sqrt(request.v.shape[-1])) * u
+    growth = (8 + 4 * np.sqrt(request.v.shape[-1])) * u
     products, deltas = do @ np.swapaxes(v, -1, -2), (do * o).sum(axis=-1, keepdims=True)
     signed = given["do"] @ np.swapaxes(per_head(given["v"], q.shape[1]), -1, -2)
     inner = np.abs(signed - (given["do"] * given["o"]).sum(axis=-1, keepdims=True))
-    off = weights * ((spread + 4 * u) * inner + walk * (products + deltas))
+    off = weights * ((spread + 4 * u) * inner + growth * (products + deltas))
     if request.bias_gradient or request.deterministic:  # these engines keep dO · Vᵀ in memory, in the operands' dtype
         off = off + weights * (w * np.abs(signed) + tiny)
     scaled = abs(request.factor) * (off + w * weights * inner) + tiny

@@ -106,16 +106,16 @@ def bounds(request: AlongAxisRequest, expected: Results) -> Results:
     if not x.size:
         return {"out": np.zeros(())}
     u, axis, log = unit(dtype), request.axis, request.algorithm is SoftmaxAlgorithm.LOG
-    walk = 4 * np.sqrt(x.shape[axis])
+    growth = 4 * np.sqrt(x.shape[axis])
     if isinstance(request, SoftmaxBwdRequest):
         y, dy = x, np.abs(np.asarray(request.dy).astype(np.float64))
         if log:
             size = np.exp(y) * dy.sum(axis=axis, keepdims=True) * (1 + np.abs(y))
         else:
             size = y * (dy + (y * dy).sum(axis=axis, keepdims=True))
-        return {"out": rounded((8 + walk) * u * size + 4 * u * dy, out, dtype)}
+        return {"out": rounded((8 + growth) * u * size + 4 * u * dy, out, dtype)}
     span = np.abs(x).max() + np.abs(x.max(axis=axis, keepdims=True) - x)
-    relative = (8 + 2 * span + walk) * u
+    relative = (8 + 2 * span + growth) * u
     if log:
         return {"out": rounded(relative + 4 * u * np.abs(out) + 2 * u * np.abs(x), out, dtype)}
     # Along an axis of extent 1 every element is the maximum, and e^0 is exactly 1.

@@ -260,7 +260,7 @@ def test_copies_reach_every_line_and_nothing_else(name, dtype, host, executor, c
     order = "column" if name == "columns" else "row"
     lines = Lines.of(tensor, order)
     made = Staged(executor, {"out": lines})
-    own = lines.own
+    own = lines.staged
     for batch in range(own.batches):
         write(made.addresses["out"] + batch * own.batch, own.pitch, own.lines, own.width)
     made.copy_out({"out": tensor.ptr}, 0)

@@ -94,7 +94,7 @@ def test_what_no_row_takes_is_refused_before_anything_is_waited_for(compiling, r
 
 def test_what_is_being_compiled_is_put_off(compiling):
     compiling(2)
-    with compiler.ahead() as started, pytest.raises(compiler.Later, match="k 8"):
+    with compiler.compiling_in_background() as started, pytest.raises(compiler.StillCompiling, match="k 8"):
         compiler.request(Source("kernel 8", ()), "sm_90", "k 8")
     assert compiler.request(Source("kernel 9", ()), "sm_90", "k 9").result(PATIENCE) == b"kernel 9"
     assert [future.result(PATIENCE) for future in started] == [b"kernel 8"]
@@ -103,6 +103,6 @@ def test_what_is_being_compiled_is_put_off(compiling):
 def test_what_is_there_is_not(compiling):
     compiling(1)
     assert compiler.request(Source("kernel 8", ()), "sm_90", "k 8").result(PATIENCE) == b"kernel 8"
-    with compiler.ahead() as started:
+    with compiler.compiling_in_background() as started:
         assert compiler.request(Source("kernel 8", ()), "sm_90", "k 8").result() == b"kernel 8"  # it is there
     assert not started
