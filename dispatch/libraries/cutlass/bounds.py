@@ -104,7 +104,7 @@ def _step(node: Node, inputs: list[tuple[Array, Array]], unit: float) -> Array:
 
 
 def _output(node: Node, values: Array, errors: Array) -> Array:
-    """The bound of a stored matrix, or of a reduction: errors of sums grow like the root of their length, others pick one."""
+    """The bound of a stored matrix, or of a reduction: a sum is off by the root of its length, others pick one."""
     if not isinstance(node, Reduce):
         return errors
     axis: tuple[int, ...] = {"m": (-2,), "n": (-1,), "mn": (-2, -1)}[node.over]

@@ -150,7 +150,7 @@ class NormCase(FormCase):
 def bounds_of(request: NormRequest, expected: Results) -> Results:
     """How far each output may be off, element by element.
 
-    Errors of sums of n terms grow: (8 + 4 √n) · u of the sum of their sizes. A mean is so far off, a variance (which engines may
+    A sum of n terms is off by (8 + 4 √n) · u of the sum of their sizes, and so is a mean; a variance (which engines may
     take as the mean of squares less the square of the mean) by that of the squares; its inverse root by half of the
     variance's share, and by the GPU's rsqrt, which has 2^-22.
     """
