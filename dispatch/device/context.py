@@ -57,11 +57,12 @@ class Context:
         if driver.cuCtxGetDevice.unchecked(ctypes.byref(ctypes.c_int())):
             driver.cuCtxSetCurrent(self.handle)
 
-    def wait(self, event: ctypes.c_void_p, recordings: Recordings) -> int:
-        """Wait for all work of the context, by an event; returns the driver's status.
+    def wait(self, recordings: Recordings) -> int:
+        """Wait for all work of the context, whoever enqueued it, by an event; returns the driver's status.
 
         Recording that event would end recordings under way, so it waits until there are none.
         """
+        event = self._device.event()
         try:
             with recordings.exclude(), self:
                 status = driver.cuCtxRecordEvent.unchecked(ctypes.c_void_p(int(self.handle)), event)
@@ -71,6 +72,8 @@ class Context:
         except SymbolNotFound:  # a driver from before CUDA 12.5
             with recordings.exclude(), self:
                 status = driver.cuCtxSynchronize.unchecked()
+        finally:
+            self._device.recycle(event)
         return int(status)
 
 

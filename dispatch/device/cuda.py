@@ -143,7 +143,7 @@ class CudaDevice(Device):
         self._collect()
         gathered, unmarked = self.releases.gather(), self.externals.unmarked()
         try:
-            status = self.wait_for_context()
+            status = self.context.wait(self.recordings)
         except BaseException:
             self.releases.put_back(gathered)
             raise
@@ -154,14 +154,6 @@ class CudaDevice(Device):
             if stream.unmarked == since:
                 stream.unmarked = 0
         self.releases.done(gathered)
-
-    def wait_for_context(self) -> int:
-        """Wait for all work of the context, whoever enqueued it; returns the driver's status."""
-        event = self.event()
-        try:
-            return self.context.wait(event, self.recordings)
-        finally:
-            self.recycle(event)
 
     def refuse_capture(self, what: str, stream: Stream | None = None) -> None:
         """BadRequest if `stream`, or this thread's current one, is under the caller's capture."""

@@ -101,7 +101,6 @@ class Device:
 
     def copy_in(self, tensor: Tensor, array: Array) -> None:
         """Overwrite a tensor with an array of its shape and dtype, on the current stream."""
-        raise DispatchError(f"{type(self).__name__} has no memory")
 
     def copy_out(self, tensor: Tensor) -> Array:
         """The elements of a tensor as a new array; waits for what writes it."""
@@ -157,10 +156,6 @@ class Device:
     def synchronize(self) -> None:
         """Wait for all work on the device; raises the error that the work ended in."""
         raise DispatchError(f"{type(self).__name__} has no work")
-
-    def wait_for_context(self) -> int:
-        """Wait for all work of a GPU's context; returns the driver's status, 0 on the host."""
-        return 0
 
     def retire(self, stream: Stream) -> None:
         """Record the work of a stream that is about to be destroyed: memory it used is freed after that work."""

@@ -29,10 +29,10 @@ def beside_recordings(synchronize: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(synchronize)
     def synchronize_beside_recordings(device: Any = None) -> None:
-        known = None
+        known: Any = None
         with suppress(Exception):  # torch refuses the device, in its own words
             known = Device.live.get(f"cuda:{_ordinal(device)}")
-        if known is None or known.fault is not None or known.wait_for_context():
+        if known is None or known.fault is not None or known.context.wait(known.recordings):
             synchronize(device)
 
     return synchronize_beside_recordings

@@ -51,14 +51,12 @@ class PendingWork:
     __slots__ = ("event", "stream", "until", "what")
 
     def __init__(self, event: ctypes.c_void_p, stream: int | None, until: float, what: str) -> None:
-        self.event, self.stream = event, stream
-        self.until, self.what = until, what  # `until`: its deadline, a time of `time.monotonic`
+        self.event, self.stream, self.until, self.what = event, stream, until, what  # until: a time of time.monotonic
 
 
 def unique_id() -> bytes:
     """The id of a new communicator, 128 bytes: one rank makes it, and all ranks must be given it."""
-    made = nccl.ncclUniqueId()
-    nccl.ncclGetUniqueId(ctypes.byref(made))
+    nccl.ncclGetUniqueId(ctypes.byref(made := nccl.ncclUniqueId()))
     return bytes(made)
 
 
@@ -254,14 +252,8 @@ class NcclCommunicator(Communicator):
         monitor.watch(made)
         return made
 
-    @property
-    def is_idle(self) -> bool:
-        if self.closed or self.error is not None:  # an abort ends what was under way
-            return True
-        return not self.in_graphs and self.wait_for_work(0.0)
-
-    def wait_for_work(self, seconds: float) -> bool:
-        return monitor.wait_for_work(self, seconds)
+    wait_for_work = monitor.wait_for_work
+    is_idle = property(monitor.is_idle)
 
     # -- calls ----------------------------------------------------------------------------------------------------
     def settle(self, function: str, status: int) -> None:
@@ -368,7 +360,7 @@ class NcclCommunicator(Communicator):
             return
         claim = threading.Lock()  # only the thread that acquires it ends the handle
         if self.in_graphs:  # NCCL waits until the caller destroys these graphs
-            is_done = monitor.wait_for_work(self, self.deadline)
+            is_done = self.wait_for_work(self.deadline)
             end = partial(self._finalize, handle, claim) if is_done else partial(self._abort, handle)
             threading.Thread(target=end, name="ncclCommFinalize", daemon=True).start()
             return
@@ -399,9 +391,8 @@ class NcclCommunicator(Communicator):
 
 def _grow(comm: Any, size: int, c_id: Any, rank: int, handle: Any, settings: Any) -> int:
     identity = None if c_id is None else ctypes.byref(c_id)
-    call = nccl.ncclCommGrow.unchecked
-    given = (comm, ctypes.c_int(size), identity, ctypes.c_int(rank))
-    return int(call(*given, ctypes.byref(handle), ctypes.byref(settings)))
+    given = (comm, ctypes.c_int(size), identity, ctypes.c_int(rank), ctypes.byref(handle), ctypes.byref(settings))
+    return int(nccl.ncclCommGrow.unchecked(*given))
 
 
 def solo(device: Device) -> NcclCommunicator:

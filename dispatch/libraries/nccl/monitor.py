@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from dispatch.device.cuda import CudaDevice
 
-__all__ = ["check_communicator", "wait_for_work", "watch"]
+__all__ = ["check_communicator", "is_idle", "wait_for_work", "watch"]
 
 PAUSE = 10e-3  # seconds between checks of running work; a check holds the interpreter's lock for some 0.1 ms
 IDLE = 0.1  # between checks of the others, for errors that come from the network only
@@ -55,6 +55,7 @@ class WatchedCommunicator(Protocol):
     device: CudaDevice
     error: CollectiveError | None
     closed: bool
+    in_graphs: bool
     deadline: float
     call_deadline: float
     pending_lock: threading.Lock
@@ -139,7 +140,7 @@ def check_communicator(communicator: WatchedCommunicator) -> bool:
 
 
 def wait_for_work(communicator: WatchedCommunicator, seconds: float) -> bool:
-    """Wait up to `seconds` for the work of a communicator that is being closed; returns whether it is done."""
+    """Wait up to `seconds` for the work of a communicator; returns whether it is done."""
     until = time.monotonic() + seconds
     with communicator.device.context, relaxed():
         _recycle_finished(communicator)
@@ -147,6 +148,13 @@ def wait_for_work(communicator: WatchedCommunicator, seconds: float) -> bool:
             time.sleep(SHORT)
             _recycle_finished(communicator)
     return not communicator.pending
+
+
+def is_idle(communicator: WatchedCommunicator) -> bool:
+    """Whether none of its calls is under way; False also where a caller's graphs have some."""
+    if communicator.closed or communicator.error is not None:  # an abort ends what was under way
+        return True
+    return not communicator.in_graphs and wait_for_work(communicator, 0.0)
 
 
 def _oldest(communicator: WatchedCommunicator) -> PendingLike | None:

@@ -18,9 +18,10 @@ class Gpu:
 
     def __init__(self):
         self.fault, self.recordings, self.recording, self.status, self.waits = None, Recordings(), 0, 0, 0
+        self.context = self
 
-    def wait_for_context(self):
-        with self.recordings.exclude():
+    def wait(self, recordings):
+        with recordings.exclude():
             self.waits += 1
             return FAILED if self.recording else self.status
 
