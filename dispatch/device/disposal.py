@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from dispatch.device.device import Device
-
 __all__ = [
     "dispose",
     "enqueueing_collectives",
@@ -148,7 +146,7 @@ class Collectives(Protocol):
     """A communicator over a GPU, which knows the collectives that are under way there."""
 
     @property
-    def device(self) -> Device:
+    def device(self) -> object:
         """The GPU."""
 
     @property
@@ -172,7 +170,7 @@ def enqueueing_collectives() -> AbstractContextManager[None]:
     return _disposal or NOTHING
 
 
-def wait_for_collectives(device: Device) -> None:
+def wait_for_collectives(device: object) -> None:
     """Wait, up to LOADING, for the collectives of a GPU, if threads of this process are ranks; else do nothing."""
     if _disposal is not None:
         for communicator in _registered():
