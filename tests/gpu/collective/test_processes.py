@@ -75,6 +75,7 @@ def test_every_block_between_two_processes():
         assert each["graphs"] == {name: [True] * 9 for name in BLOCKS}, "between other calls by copies"
 
 
+@pytest.mark.alone
 @pytest.mark.usefixtures("two")
 def test_a_product_and_its_sum_take_less_than_one_after_the_other():
     """The figures are those of bench_collectives.py, which asks for more; here only that much of it overlaps."""
