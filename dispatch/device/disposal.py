@@ -11,20 +11,23 @@ recorded an event and the other launched a kernel for the first time; all three 
 is under way on any GPU, and none begins meanwhile.
 
 And kernels are not loaded beside a collective, for the same reason. A plan is made once the collectives of its GPU that
-were enqueued before are done.
+were enqueued before are done, and the kernels of this library are loaded then, not at their first launch.
 """
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import threading
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet
 
+from cudabind import driver
 from cudabind._fork import anew
+from cudabind.errors import SymbolNotFound
 from dispatch.device.weak_members import members
 
 if TYPE_CHECKING:
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = [
     "dispose",
     "enqueueing_collectives",
+    "load_kernel",
     "register_collectives",
     "start_disposal_thread",
     "stop_disposal_thread",
@@ -176,6 +180,13 @@ def wait_for_collectives(device: object) -> None:
         for communicator in _registered():
             if communicator.device is device:
                 communicator.wait_for_work(LOADING)
+
+
+def load_kernel(function: int) -> None:
+    """Have the driver load a kernel now, and not at its first launch, if threads of this process are ranks."""
+    if _disposal is not None:
+        with suppress(SymbolNotFound):  # a driver from before CUDA 12.4
+            driver.cuFuncLoad.unchecked(ctypes.c_void_p(function))
 
 
 def _registered() -> list[Collectives]:

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import ctypes
 import sys
-import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 from cudabind import driver
-from cudabind._fork import anew
+from dispatch.device.once_per_gpu import OncePerGpu
 from dispatch.device.stream import relaxed
 from dispatch.execute.cuda_graph import GraphExec, instantiated
 from dispatch.execute.graph_nodes import KernelParams
@@ -172,15 +170,15 @@ def _params(what: Launched) -> tuple[KernelParams, Any]:
     return KernelParams(func=what.function, launch=launch, kernelParams=ctypes.addressof(values)), (values, taken)
 
 
-_functions: WeakKeyDictionary[CudaDevice, tuple[Any, int]] = WeakKeyDictionary()
-_lock = threading.RLock()
-anew(sys.modules[__name__], "_lock", threading.RLock)
+_functions: OncePerGpu[bytes, tuple[Any, int]] = OncePerGpu()  # with its module
 
 
 def _set_condition(device: CudaDevice) -> int:
     """The kernel that passes a number to a while node, loaded once for each device."""
-    with _lock:
-        if device not in _functions:
-            module = driver.cuModuleLoadData(PTX)
-            _functions[device] = module, int(driver.cuModuleGetFunction(module, b"set_condition"))
-        return _functions[device][1]
+    name = b"set_condition"
+
+    def load() -> tuple[Any, int]:
+        module = driver.cuModuleLoadData(PTX)
+        return module, int(driver.cuModuleGetFunction(module, name))
+
+    return _functions.get(device, name, load)[1]

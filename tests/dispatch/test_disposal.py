@@ -4,6 +4,7 @@ import gc
 import os
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -205,3 +206,15 @@ def test_a_collective_does_not_wait_for_ever_for_what_is_destroyed(monkeypatch):
     with disposal.enqueueing_collectives():
         assert not may_end.is_set()
     may_end.set()
+
+
+def test_kernels_are_loaded_at_once_where_threads_are_ranks_alone(monkeypatch):
+    loaded = []
+    monkeypatch.setattr(disposal, "driver", SimpleNamespace(cuFuncLoad=SimpleNamespace(unchecked=loaded.append)))
+    disposal.load_kernel(5)
+    start_disposal_thread()
+    try:
+        disposal.load_kernel(7)
+    finally:
+        stop_disposal_thread()
+    assert [function.value for function in loaded] == [7]

@@ -8,6 +8,7 @@ import itertools
 from types import SimpleNamespace
 
 import cudabind.driver
+from dispatch.device.once_per_gpu import OncePerGpu
 from dispatch.execute import cuda_graph, graph_nodes, while_graph
 from dispatch.ops.sparse import own_krylov
 
@@ -184,7 +185,7 @@ def iterating(executor, on_cpu, monkeypatch, version=13000):
     driver = Driver(version)
     for module in (while_graph, cuda_graph, own_krylov):
         monkeypatch.setattr(module, "driver", driver)
-    monkeypatch.setattr(while_graph, "_functions", {})
+    monkeypatch.setattr(while_graph, "_functions", OncePerGpu())
 
     def loaded(source, name, chosen, _):
         number = next(driver.numbers)

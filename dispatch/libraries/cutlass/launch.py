@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from cudabind import driver
+from dispatch.device.disposal import load_kernel
 from dispatch.errors import Refused
 from dispatch.keys import U8
 from dispatch.libraries.cutlass.params import ALIGNED, Template, stand_ins
@@ -51,6 +52,7 @@ class Module:
         self.words = tuple(words)
         self._module = driver.cuModuleLoadData(code)
         self.gemm = driver.cuModuleGetFunction(self._module, b"gemm")
+        load_kernel(int(self.gemm))
         self._fill = driver.cuModuleGetFunction(self._module, b"fill")
         self.scale = driver.cuModuleGetFunction(self._module, b"scale")
 

@@ -7,17 +7,15 @@ absent one as a null pointer, and behind them the numbers that its launch gives.
 from __future__ import annotations
 
 import ctypes
-import sys
-import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 from cudabind import driver
-from cudabind._fork import anew
 from cudabind.errors import LibraryNotFound
 from dispatch.checks import names_arguments
 from dispatch.core.request import IdlePlan, Plan
+from dispatch.device.disposal import load_kernel
+from dispatch.device.once_per_gpu import OncePerGpu
 from dispatch.errors import BadRow, Refused
 from dispatch.libraries.nvrtc.compiled import compiled
 from dispatch.refusal import calls_user_code
@@ -144,20 +142,19 @@ class KernelPlan(Plan):
             raise driver.error("cuLaunchKernel", status)
 
 
-_functions: WeakKeyDictionary[CudaDevice, dict[tuple[Any, ...], tuple[Any, int]]] = WeakKeyDictionary()
-_lock = threading.RLock()  # finalizers may come in between
-anew(sys.modules[__name__], "_lock", threading.RLock)
+_functions: OncePerGpu[tuple[str, str, tuple[str, ...]], tuple[Any, int]] = OncePerGpu()  # each with its module
 
 
 def loaded(source: str, function: str, options: tuple[str, ...], device: CudaDevice) -> int:
     """A kernel on a device, compiled and loaded once for all plans; Refused without NVRTC."""
-    key = source, function, options
-    with _lock:
-        known = _functions.setdefault(device, {})
-        if key not in known:
-            module = driver.cuModuleLoadData(_compiled(source, function, (f"-arch={device.arch}", *options)))
-            known[key] = module, int(driver.cuModuleGetFunction(module, function.encode()))
-        return known[key][1]
+
+    def load() -> tuple[Any, int]:
+        module = driver.cuModuleLoadData(_compiled(source, function, (f"-arch={device.arch}", *options)))
+        kernel = int(driver.cuModuleGetFunction(module, function.encode()))
+        load_kernel(kernel)
+        return module, kernel
+
+    return _functions.get(device, (source, function, options), load)[1]
 
 
 def _loaded(kernel: Kernel, device: CudaDevice) -> int:

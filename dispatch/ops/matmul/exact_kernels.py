@@ -7,15 +7,13 @@ roughly. A process compiles them for its first plan with each dtype. This file k
 from __future__ import annotations
 
 import ctypes
-import sys
-import threading
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from cudabind import driver
-from cudabind._fork import anew
 from cudabind.errors import LibraryNotFound, NvrtcError
+from dispatch.device.disposal import load_kernel
+from dispatch.device.once_per_gpu import OncePerGpu
 from dispatch.errors import Refused
 from dispatch.keys import BF16, F16, F32, F64, Dtype
 from dispatch.libraries.nvrtc.compiled import compiled
@@ -23,7 +21,6 @@ from dispatch.libraries.nvrtc.number_types import NUMBERS
 from dispatch.ops.matmul.reference import GELU_CUBIC, GELU_INNER
 
 if TYPE_CHECKING:
-    from dispatch.device.cuda import CudaDevice
     from dispatch.execute.cuda_executor import CudaExecutor
 
 __all__ = ["CONSTANTS", "KERNELS", "NAMES", "Functions", "Launch", "Matrix", "Work", "cubin", "functions"]
@@ -184,23 +181,20 @@ def _launch_function() -> Any:
     return driver.cuLaunchKernel.unchecked
 
 
-_loaded: WeakKeyDictionary[CudaDevice, dict[Dtype, tuple[Any, Functions]]] = WeakKeyDictionary()
-_lock = threading.RLock()  # reentrant: a finalizer may run while it is held
-anew(sys.modules[__name__], "_lock", threading.RLock)
+_loaded: OncePerGpu[Dtype, tuple[Any, Functions]] = OncePerGpu()  # each with its module
 
 
 def functions(executor: CudaExecutor, dtype: Dtype) -> Functions:
     """The kernels for a dtype of D on this device, loaded once for all plans; Refused where they cannot be compiled."""
-    with _lock:
-        loaded = _loaded.setdefault(executor.device, {})
-        if dtype not in loaded:
-            module = driver.cuModuleLoadData(cubin(f"{executor.device.arch}", dtype))
-            loaded[dtype] = module, _functions_of(module)
-        return loaded[dtype][1]
 
+    def load() -> tuple[Any, Functions]:
+        module = driver.cuModuleLoadData(cubin(f"{executor.device.arch}", dtype))
+        found = {name: int(driver.cuModuleGetFunction(module, name.encode())) for name in NAMES}
+        for kernel in found.values():
+            load_kernel(kernel)
+        return module, found
 
-def _functions_of(module: Any) -> Functions:
-    return {name: int(driver.cuModuleGetFunction(module, name.encode())) for name in NAMES}
+    return _loaded.get(executor.device, dtype, load)[1]
 
 
 @cache
