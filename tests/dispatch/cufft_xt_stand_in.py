@@ -7,7 +7,7 @@ the current one. What a transform finds in use on a stream that its own is not b
 
 import ctypes
 from collections import Counter
-from itertools import count
+from itertools import count, permutations
 from types import SimpleNamespace
 
 import numpy as np
@@ -51,6 +51,7 @@ class Library:
         self.driver, self.plans, self.numbers = driver, {}, count(1)
         self.descriptors, self.called, self.failing, self.early = {}, [], {}, []
         self.strings = 4  # of a result along one axis
+        self.peers = set()  # pairs of contexts, of which the first may use the other's memory
 
     def __getattr__(self, name):
         if not name.startswith("cufft") or not hasattr(type(self), f"_{name.removeprefix('cufft')}"):
@@ -65,13 +66,17 @@ class Library:
 
     def _Destroy(self, handle):
         assert not self.plans[handle].held, "memory goes before its plan"
-        del self.plans[handle]
+        self.peers -= self.pairs(self.plans.pop(handle))  # nothing says that it does not
+
+    def pairs(self, plan):
+        return set(permutations({self.driver.contexts[gpu] for gpu in plan.gpus or ()}, 2))
 
     def _SetStream(self, handle, stream):
         self.plans[handle].stream = int(stream.value if hasattr(stream, "value") else stream)
 
     def _XtSetGPUs(self, handle, number, gpus):
         self.plans[handle].gpus = list(gpus)[:number]
+        self.peers |= self.pairs(self.plans[handle])
 
     def _XtMakePlanMany(self, handle, rank, sizes, *rest):
         in_embed, _, _, in_type, out_embed, _, _, out_type, batch, work, execution = rest
@@ -143,6 +148,7 @@ class Library:
     def _XtExecDescriptor(self, handle, given, wanted, direction):
         plan, outer = self.plans[handle], given._obj
         assert outer is wanted._obj
+        assert self.pairs(plan) <= self.peers, "GPUs that do not see one another's memory"
         problem, inner = plan.problem, self.descriptors[ctypes.addressof(outer)][1]
         is_shuffled = outer.subFormat == SHUFFLED
         if problem.in_strings and is_shuffled:
@@ -214,7 +220,13 @@ def install(monkeypatch, driver, modules):
         ctypes.memmove(target, source, size)
         return 0, None
 
+    def enable(other, flags):
+        assert other != driver.current
+        library.peers.add((driver.current, other))
+        return 0, None
+
     functions = {
+        "cuCtxEnablePeerAccess": enable,
         "cuStreamWaitEvent": wait,
         "cuMemcpy2DAsync": pitched_host(driver, pitched),
         "cuMemcpy3DPeerAsync": pitched_peer,

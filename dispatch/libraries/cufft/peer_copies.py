@@ -1,4 +1,4 @@
-"""Copies of strided tensors between GPUs, and within one: rows at a pitch, each by one call of the driver.
+"""Access between GPUs, and copies of strided tensors between and within them, a call of the driver for rows at a pitch.
 
 Both tensors have the same shape and dtype and strides above 0. What a stream must wait for is the caller's to say.
 """
@@ -12,15 +12,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cudabind import driver
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from dispatch.device.stream import Stream
     from dispatch.device.tensor import Tensor
 
-__all__ = ["PitchedRows", "copy", "rows_of"]
+__all__ = ["PitchedRows", "copy", "enable_peer_access", "rows_of"]
 
 Shape = tuple[int, ...]
 MAX_PITCH = 2**31 - 1  # bytes: CU_DEVICE_ATTRIBUTE_MAX_PITCH
+
+
+def enable_peer_access(devices: Sequence[Any]) -> None:
+    """Let each GPU read and write the memory of the others; where it can already, or never can, nothing changes."""
+    for device in devices:
+        with device.context:
+            for other in devices:
+                if other is not device:
+                    driver.cuCtxEnablePeerAccess.unchecked(ctypes.c_void_p(int(other.context.handle)), ctypes.c_uint(0))
 
 
 class PitchedRows(NamedTuple):

@@ -23,6 +23,7 @@ from dispatch.device.storage import Storage
 from dispatch.device.stream import relaxed
 from dispatch.device.weak_members import members
 from dispatch.errors import DispatchError, OutOfMemory, Refused
+from dispatch.libraries.cufft.peer_copies import enable_peer_access
 from dispatch.libraries.cufft.transforms import REFUSALS
 from dispatch.libraries.cufft.xt_layouts import Factors
 
@@ -230,6 +231,8 @@ class XtPlan:
             self.streams[0].wait_for_uses(home)
 
     def _call(self, function: Any, *arguments: Any) -> None:
+        # A plan has enabled it when it was made. Whether the end of another takes it back, nothing says.
+        enable_peer_access(self.devices)
         with self.devices[0].context, relaxed():
             status = function.unchecked(*arguments)
         if status:
