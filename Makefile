@@ -120,10 +120,11 @@ test-cu12:  ## the tests of the bindings, against the libraries of CUDA 12 in an
 
 # Fresh random numbers each time; the first lines of the output tell the seed to repeat them with. Each process takes
 # some 600 MB of the GPU: four, unless JOBS says otherwise.
+# 31,000 tests: five minutes on two H200 with JOBS=28. Each process has one of the GPUs, in turn.
 test-gpu: JOBS := $(if $(filter auto,$(JOBS)),4,$(JOBS))
 test-gpu: $(READY)  ## the tests that need one
-	$(PY) -m pytest tests/gpu -q --seed=random -m "not alone" $(PARALLEL) $(ARGS)
-	$(PY) -m pytest tests/gpu -q --seed=random -m alone $(ARGS)
+	GPU_PER_PROCESS=1 $(ALONE) $(PY) -m pytest tests/gpu -q --seed=random -m "not (alone or several_gpus)" $(PARALLEL) $(ARGS)
+	$(PY) -m pytest tests/gpu -q --seed=random -m "alone or several_gpus" $(ARGS)
 
 # Each row with awkward extents and a batch, random trees; C in place, stream-K, memory beside outputs, groups, reductions.
 SANITIZED := awkward or batch or random_tree or d_itself or stream_k or beside or varying or quantized

@@ -27,6 +27,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell has it in wh
 
 HERE = Path(__file__).parent
 NEEDS_GPU = (HERE / "gpu", HERE / "benchmarks")
+# Their tests, or some of them, use several GPUs if there are.
+NEEDS_SEVERAL = {
+    HERE / "gpu/collective",
+    HERE / "gpu/ops/test_fft_several_gpus.py",
+    HERE / "gpu/sys/test_cublasXt.py",
+    HERE / "gpu/sys/test_cufft.py",
+    HERE / "gpu/sys/test_cusolverMg.py",
+    HERE / "gpu/sys/test_cutensorMg.py",
+    HERE / "gpu/sys/test_nccl.py",
+    HERE / "gpu/test_two_gpus.py",
+}
 # Where several processes run the tests, a file stays in one of them; but these are long, and their tests share nothing.
 SPREAD = {
     HERE / "dispatch/cutlass/test_compile.py",
@@ -49,6 +60,22 @@ LINKER = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 
 # Worker processes are interpreters of their own: let a crash in one of them show where it was, too.
 os.environ.setdefault("PYTHONFAULTHANDLER", "1")
+
+
+def gpu_of(worker: str, visible: str | None, gpus: int) -> str | None:
+    """The GPU that one of several processes sees, of those that are visible, or of so many; None for all."""
+    names = visible.split(",") if visible else [str(number) for number in range(gpus)]
+    return names[int(worker.removeprefix("gw")) % len(names)] if worker and names else None
+
+
+if "GPU_PER_PROCESS" in os.environ:  # of `make test-gpu`; before anything asks the driver
+    seen = gpu_of(
+        os.environ.get("PYTEST_XDIST_WORKER", ""),
+        os.environ.get("CUDA_VISIBLE_DEVICES"),
+        len(list(Path("/dev").glob("nvidia[0-9]*"))),
+    )
+    if seen is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = seen
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
@@ -196,6 +223,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if needs_gpu(item.path):
             item.add_marker(pytest.mark.gpu)
+        if not NEEDS_SEVERAL.isdisjoint((item.path, *item.path.parents)):
+            item.add_marker(pytest.mark.several_gpus)
         if item.get_closest_marker("gpu") and (reason := why_no_gpu()):
             item.add_marker(pytest.mark.skip(reason=reason))
     found = yield
