@@ -82,7 +82,7 @@ def check_int(name: str, value: object, low: int, high: int = MAX_INT) -> int:
 
 
 def as_python_ints(name: str, value: Any) -> Any:
-    """Convert NumPy's integers to ints, and lists and arrays of integers to tuples of ints.
+    """Convert NumPy's integers to ints, and lists, ranges and arrays of integers to tuples of ints.
 
     A bool is refused; anything else is returned as it is, for a later check of the range.
     """
@@ -90,7 +90,7 @@ def as_python_ints(name: str, value: Any) -> Any:
         return value
     if isinstance(value, (bool, np.bool_)):
         raise BadRequest(name, shown(value), "a whole number, not a bool")
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, range)):
         return tuple(as_python_ints(name, one) for one in value)
     if isinstance(value, np.ndarray) and value.ndim and value.dtype.kind in "iub":
         return as_python_ints(name, value.tolist())
@@ -231,7 +231,7 @@ INT_ANNOTATIONS = (
     "int | tuple[int, ...] | None",
     "tuple[int, ...] | None",
 )
-ALIASES = ("Padding", "Steps", "Steps | None")  # of the same, where a family names them
+ALIASES = ("Padding", "Steps", "Steps | None", "Lengths | None")  # of the same, where a family names them
 
 
 def annotation_of(field: Any) -> str:

@@ -6,6 +6,7 @@ An error says which operand, what was given, what was expected and what to do. E
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -93,6 +94,16 @@ class BadRequest(DispatchError, ValueError):
 
     def __reduce__(self) -> tuple[type[BadRequest], tuple[str, ...]]:
         return type(self), (self.operand, self.given, self.expected, self.hint)
+
+    def renamed(self, names: Mapping[str, str]) -> BadRequest:
+        """This error with other names of arguments, wherever they stand as words.
+
+        For a function that passes its arguments on to another one: `names` has what the other one calls each of them,
+        and what the function itself does.
+        """
+        word = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b")
+        texts = (self.operand, self.given, self.expected, self.hint)
+        return type(self)(*(word.sub(lambda found: names[found[0]], text) for text in texts))
 
 
 class BadIndex(BadRequest, IndexError):

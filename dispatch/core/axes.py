@@ -31,7 +31,10 @@ def merge(layouts: Sequence[Layout], groups: Sequence[int], *, in_order: bool = 
 
     Neighbours are those in the first tensor's memory, or with `in_order` those in the shape. Axes of extent 1 are
     dropped. A tensor may have extent 1 where the first has more (what a reduction leaves): it does not step there.
+    Tensors without elements have no axes: nothing steps over them.
     """
+    if layouts[0].size == 0:
+        return []
     axes = []
     for place, (extent, group) in enumerate(zip(layouts[0].shape, groups, strict=True)):
         if extent != 1:
@@ -51,9 +54,12 @@ def merge(layouts: Sequence[Layout], groups: Sequence[int], *, in_order: bool = 
 
 
 def alike(one: Layout, other: Layout) -> bool:
-    """Whether two tensors of one shape have the same strides, ignoring those of axes of one element."""
+    """Whether two tensors of one shape have the same strides, where these matter.
+
+    Those of axes of one element do not, nor any of a tensor without elements.
+    """
     steps = zip(one.shape, one.strides, other.strides, strict=True)
-    return all(extent == 1 or first == second for extent, first, second in steps)
+    return one.size == 0 or all(extent == 1 or first == second for extent, first, second in steps)
 
 
 def strides_apart(request: Any, first: str, *others: str) -> str:
@@ -78,14 +84,17 @@ def gaps_left_open(request: Any, first: str) -> str:
 
 
 def describable(*layouts: Layout) -> str:
-    """For a rule: the reason where cuDNN's descriptors cannot express one of the layouts, "" where they can."""
+    """For a rule: the reason where cuDNN's descriptors cannot express one of the layouts, "" where they can.
+
+    A tensor without elements needs no descriptor: nothing is launched.
+    """
     for layout in layouts:
-        if layout.size and layout.alignment < layout.dtype.itemsize:
+        if not layout.size:
+            continue
+        if layout.alignment < layout.dtype.itemsize:
             return f"needs {layout.dtype} at multiples of {layout.dtype.itemsize} bytes, has {layout.alignment}"
         steps = [step for extent, step in zip(layout.shape, layout.strides, strict=True) if extent > 1]
         if min(steps, default=1) < 1:
-            if not layout.size:
-                return f"needs one element or more, has {layout}"
             return f"needs strides above 0, has {layout}: copy it with dev.array(x)"
         if max((layout.size, *layout.shape, *steps), default=0) > LIMIT:
             return f"needs extents, strides and sizes up to {LIMIT}, has {layout}"

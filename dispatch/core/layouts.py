@@ -31,9 +31,12 @@ def dense_strides(shape: Shape, *, last: bool) -> Shape:
 
 
 def lies_dense(layout: Layout, *, last: bool) -> bool:
-    """Whether a tensor is dense with channels last or first; the strides of axes of extent 1 do not matter."""
-    wanted = dense_strides(layout.shape, last=last)
-    return all(e == 1 or s == t for e, s, t in zip(layout.shape, layout.strides, wanted, strict=True))
+    """Whether a tensor is dense with channels last or first.
+
+    The strides of axes of extent 1 do not matter, nor any of a tensor without elements.
+    """
+    steps = zip(layout.shape, layout.strides, dense_strides(layout.shape, last=last), strict=True)
+    return layout.size == 0 or all(extent == 1 or stride == dense for extent, stride, dense in steps)
 
 
 def dense_image(name: str, layout: Layout) -> str:

@@ -132,9 +132,7 @@ def test_a_library_in_other_letters_is_recognized(x):
 
 def test_an_empty_operand_is_not_told_to_be_copied():
     empty = dp.device("host").zeros((3, 4), "f32").T[:0]  # its columns lie one behind another
-    with pytest.raises(NoRow, match=r"needs one element or more, has f32|needs out with the strides of x") as caught:
-        dp.softmax(empty, out=dp.device("host").zeros((0, 3), "f32"))
-    assert "copy" not in str(caught.value)
+    assert dp.softmax(empty, out=dp.device("host").zeros((0, 3), "f32")).shape == (0, 3)
 
 
 def test_a_row_of_too_many_dtypes_is_told_how_many_there_are():

@@ -55,6 +55,8 @@ class Clear(NamedTuple):
 
 def zero_fills(place: int, layout: Layout) -> tuple[Clear, ...]:
     """The clears that set an operand with positive strides and a dense last axis to zeros, and nothing else."""
+    if layout.size == 0:
+        return ()
     item = layout.dtype.itemsize
     axes = merge([layout], [0] * len(layout.shape))
     width = axes.pop().extent * item if axes and axes[-1].strides[0] == 1 else item

@@ -11,13 +11,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, overload
 
+from dispatch.checks import names_arguments
 from dispatch.core.host_plan import numpy_call
 from dispatch.core.plan_call import plan_call
 from dispatch.core.request_function import request_function
+from dispatch.errors import BadRequest
 from dispatch.ops.conv.reference import evaluate
 from dispatch.ops.conv.request import Activation, ConvRequest
+from dispatch.unknown_arguments import refuse_arguments, signature_of
 
 if TYPE_CHECKING:
+    from inspect import Signature
+
     from dispatch.core.request import Plan
     from dispatch.core.row import Row
     from dispatch.device.tensor import Tensor
@@ -81,6 +86,10 @@ def numpy_tree_conv(_request: ConvRequest, _executor: Executor, row: Row) -> Pla
     return NumpyTreePlan(row, capture_safe=False)
 
 
+# What conv_transpose calls the arguments of conv_bwd_data.
+OWN_NAMES = {"dy": "x", "x_extents": "extents", "group_count": "groups"}
+
+
 def channels_last(tensor: Tensor) -> Tensor:
     """A copy of an image or a filter (N, C, spatial…) that is dense with channels last; by way of the host, waiting."""
     from dispatch.core.layouts import dense_strides
@@ -113,6 +122,7 @@ def conv_transpose(
     epilogue: Node,
     **choices: Any,
 ) -> Tensor | tuple[Tensor, ...]: ...
+@names_arguments
 def conv_transpose(
     x: Tensor,
     w: Tensor,
@@ -123,8 +133,35 @@ def conv_transpose(
 ) -> Tensor | tuple[Tensor, ...]:
     """The transposed convolution of x (N, C, spatial…) with w (C, K / groups, spatial…): (N, K, spatial…).
 
-    It is `conv_bwd_data` under the name by which networks use it; `extents` are the spatial ones of the result, where a
-    stride leaves them open. The other arguments are those of `conv_bwd_data`.
+    It is `conv_bwd_data` under the name by which networks use it.
+
+    Args:
+        x: (N, C, spatial…), the dy of `conv_bwd_data`.
+        w: (C, K / groups, spatial…).
+        extents: the spatial extents of the result, where a stride leaves them open; None takes the smallest.
+        groups: the number of groups, which x and w do not tell.
+
+    The other arguments are those of `conv_bwd_data`, which help(dispatch.conv_bwd_data) documents. NoRow speaks of that
+    op, whose dy is x.
     """
-    result: Tensor | tuple[Tensor, ...] = conv_bwd_data(x, w, x_extents=extents, group_count=groups, **choices)
+    if not choices.keys() <= CHOICES:
+        refuse_arguments("conv_transpose", conv_transpose, (), choices)
+    try:
+        result: Tensor | tuple[Tensor, ...] = conv_bwd_data(x, w, x_extents=extents, group_count=groups, **choices)
+    except BadRequest as error:
+        raise error.renamed(OWN_NAMES) from None
     return result
+
+
+def _signature() -> Signature:
+    """The signature of conv_bwd_data under the names of conv_transpose."""
+    found = signature_of(conv_bwd_data)
+    named = [one.replace(name=OWN_NAMES.get(one.name, one.name)) for one in found.parameters.values()]
+    own = ["x", "w", "extents", "groups"]
+    ordered = sorted(named, key=lambda one: own.index(one.name) if one.name in own else len(own))
+    return found.replace(parameters=ordered)
+
+
+SIGNATURE = _signature()
+conv_transpose.__signature__ = SIGNATURE  # type: ignore[attr-defined]  # of which `inspect` and `help` know
+CHOICES = frozenset(SIGNATURE.parameters)

@@ -99,6 +99,16 @@ class ConvRequest(TreeConvRequest[R_co]):
     def w_shape(self) -> Shape:
         """The shape of the filter, or of its gradient."""
 
+    @property
+    def x_name(self) -> str:
+        """The argument that has `x_shape`, for messages; `out` also where it is left out."""
+        return "x"
+
+    @property
+    def w_name(self) -> str:
+        """The argument that says the extents of `w_shape`."""
+        return "w"
+
     @cached_property
     def steps(self) -> Steps:
         """Padding, stride and dilation of each spatial axis."""
@@ -207,14 +217,18 @@ class ConvRequest(TreeConvRequest[R_co]):
     def _check_filter(self) -> None:
         """X and W fit: whole groups, and a filter that fits into the padded input."""
         x, w = self.x_shape, self.w_shape
+        whole = f"{self.x_name} {x}"
         if x[1] % w[1]:
-            raise BadRequest("w", f"filters over {w[1]} channels", f"a divisor of the {x[1]} channels of x {x}")
+            raise BadRequest(
+                self.w_name, f"filters over {w[1]} channels", f"a divisor of the {x[1]} channels of {whole}"
+            )
         if w[0] % self.groups:
-            raise BadRequest("w", f"{w[0]} filters", f"a multiple of the {self.groups} groups of x {x} over w {w}")
+            name = "dy" if self.mode == "bwd_filter" else self.w_name
+            raise BadRequest(name, f"{w[0]} filters", f"a multiple of the {self.groups} groups of {whole} over w {w}")
         if min(self.y_shape) < 1:
             hint = "more padding, or a smaller filter or dilation"
             raise BadRequest(
-                "w", f"a filter {w[2:]} by dilation {self.steps.dilation}", f"one that fits into x {x}", hint
+                self.w_name, f"a filter {w[2:]} by dilation {self.steps.dilation}", f"one that fits into {whole}", hint
             )
 
 

@@ -40,6 +40,16 @@ class ConvFwdRequest(ConvRequest[R_co]):
         out: Y, (N, K, spatial…); lies as x does where it is left out.
         activation: a mode of `cudnnPointwiseMode_t`.
         alpha: i8 is summed up exactly; what is scaled and fused is f32, rounded at the end where the result is i8.
+
+    What cuDNN fuses depends on the dtype and on the layout of x, w, z and Y; other requests raise NoRow:
+
+    - Nothing (alpha may be any): any layout; of i8 to f32 and of fp8 all dense with channels last.
+    - f64, f32, TF32, f16 and bf16 in any layout: a bias with IDENTITY, RELU_FWD or SIGMOID_FWD, or a bias and z with
+      RELU_FWD and a beta of 0 or 1; alpha is 1.
+    - f32, TF32, f16 and bf16 with channels last: any of bias, z, alpha and beta with any activation; TANH_FWD not in
+      f32 without TF32. f64 has no TANH_FWD, and nothing more than in other layouts.
+    - i8, with a bias of f32 and a z of i8 or f32, and fp8, whose bias and z have the dtype of Y: any of these with any
+      activation, all dense with channels last; fp8 with two or three spatial axes.
     """
 
     op: ClassVar[str] = "conv_fwd"
@@ -133,7 +143,8 @@ class ConvGradientRequest(ConvRequest[R_co]):
         self._check_filter()
         if self.y_shape != self.dy.shape:
             hint = "x_extents=… chooses among the extents that a stride leaves open" if self.mode == "bwd_data" else ""
-            raise BadRequest("dy", str(self.dy.layout), f"shape {self.y_shape}, that of conv(x {self.x_shape})", hint)
+            wanted = f"shape {self.y_shape}, that of conv({self.x_name} {self.x_shape})"
+            raise BadRequest("dy", str(self.dy.layout), wanted, hint)
         self.check_source()
         self.check_operands()
 
@@ -180,6 +191,10 @@ class ConvBwdDataRequest(ConvGradientRequest[R_co]):
         return (self.dy.shape[0], self.w.shape[1] * self.group_count, *extents)
 
     @property
+    def x_name(self) -> str:
+        return "out"
+
+    @property
     def w_shape(self) -> Shape:
         return self.w.shape
 
@@ -220,6 +235,10 @@ class ConvBwdFilterRequest(ConvGradientRequest[R_co]):
         if self.out is not None:
             return self.out.shape
         return (self.dy.shape[1], self.x.shape[1] // self.group_count, *(self.w_extents or ()))
+
+    @property
+    def w_name(self) -> str:
+        return "w_extents" if self.out is None else "out"
 
     @property
     def result_shape(self) -> Shape:

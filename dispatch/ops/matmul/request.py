@@ -43,16 +43,19 @@ class MatmulRequest(Request[R_co]):
     Attributes:
         a, b: the operands; strided views are used without a copy, in row-major or column-major order.
         c: added as beta · C, (…, m, n); `beta` is 1 where c is given and else 0. With beta and no c, `out` is C.
-        bias: (n,), or (…, n) with D's batch axes.
+        bias: (n,), or (…, n) with D's batch axes. cuBLASLt takes a bias, an aux and a bgrad only where they start at a
+            multiple of 16 bytes: copy a view like bias[1:].
         aux: written by RELU_AUX* and GELU_AUX*, read by DRELU* and DGELU*; see `aux_shape`.
         bgrad: bias gradient, written: (…, n) for DRELU_BGRAD, DGELU_BGRAD and BGRADB, (…, m) for BGRADA. It is summed
-            in the compute type, from D before or after D is rounded, depending on the algorithm.
+            in the compute type, from D before or after D is rounded, depending on the algorithm. BGRADA, the sum of a
+            along k, needs a column-major a, and BGRADB, the sum of b along k, a row-major b; both refuse an empty D.
         out: D, of `out_dtype`; it may be `c` itself, and overlaps no other operand.
         epilogue: what is done to the product before it is stored: an Epilogue or its name ("gelu_bias"), or a tree
             of `dispatch.evt`, which CUTLASS compiles (15 to 40 s the first time, then loaded from disk). A tree equal
             to a named epilogue, with a bias called "bias", is taken as that one. `evt.source()` is c, which may have
             no batch axes.
         alpha, beta: numbers, or tensors of one element in the compute type's dtype (then both are read on the device).
+            For an i8 product they are whole numbers of 32 bits, also where D is f32 or i8.
         out_dtype: the dtype of D where `out` is left out; None takes `c`'s, else a's (bf16 for fp8, i32 for i8).
         scales: factors of a quantized product, see `Scales`.
         compute: a Compute or its name ("tf32"); None takes the row's own. Fast modes run only where they are asked for.

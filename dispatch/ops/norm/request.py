@@ -150,13 +150,23 @@ class NormFwdRequest(NormRequest[R_co]):
             statistics into: new = (1 - momentum) · old + momentum · batch, with the unbiased variance; without training
             they are what x is normalized with.
         out: Y; lies as x does where it is left out.
-        mean_out, inv_variance_out: what the backward needs, given back in training (RMS_NORM has no mean).
+        mean_out, inv_variance_out: what the backward needs, f32, given back in training (RMS_NORM has no mean). For
+            LAYER_NORM and RMS_NORM they have x's shape with 1 for each axis that is averaged over: (N, 1) for an x
+            (N, C) with a scale (C,); for INSTANCE_NORM (N, C, 1…), for BATCH_NORM (C,), for GROUP_NORM (N, groups).
         running_mean_out, running_var_out: the new running statistics, given back where old ones are there.
         training: whether to give back statistics, and for BATCH_NORM whether to take those of the batch.
         momentum: how much of the batch's statistics goes into the running ones, from 0 to 1.
 
     Gives back Y, or in training (Y, mean, inverse variance, and the new running statistics where old ones are given).
     Follows cuDNN's norm forward operation.
+
+    What cuDNN takes of each mode; other requests raise NoRow:
+
+    - x and out are dense, in C order or, of (N, C, spatial…), with channels last: of GROUP_NORM in C order; of
+      BATCH_NORM without training with channels last, where there are spatial axes.
+    - BATCH_NORM in training needs a multiple of 4 channels in f32, and of 8 in f16 and bf16.
+    - BATCH_NORM in training and INSTANCE_NORM need a bias, which may be zeros.
+    - scale and bias of GROUP_NORM are f32.
     """
 
     op: ClassVar[str] = "norm_fwd"
@@ -212,9 +222,17 @@ class NormBwdRequest(NormRequest["tuple[Tensor, ...]"]):
     Attributes:
         dy, x: of one shape and dtype.
         scale: as in the forward.
-        inv_variance, mean: what `norm_fwd(…, training=True)` gave back; RMS_NORM has no mean.
+        inv_variance, mean: what `norm_fwd(…, training=True)` gave back, in the shapes that `NormFwdRequest` says of
+            inv_variance_out and mean_out; RMS_NORM has no mean.
         dx, dscale, dbias: the gradients.
         bias: False leaves dbias out (RMS_NORM only).
+
+    What cuDNN takes of each mode; other requests raise NoRow:
+
+    - x, dy and dx are dense, in C order or, for BATCH_NORM, also all with channels last; for INSTANCE_NORM and
+      GROUP_NORM they are in C order.
+    - BATCH_NORM needs a multiple of 4 channels in f32, and of 8 in f16 and bf16.
+    - The scale of GROUP_NORM is f32.
     """
 
     op: ClassVar[str] = "norm_bwd"

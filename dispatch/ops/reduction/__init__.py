@@ -115,6 +115,8 @@ def sums(request: ReduceRequest) -> str:
 
 def lines(request: ReduceRequest) -> str:
     """x dense, and the axes that are reduced, once merged, its innermost ones, its outermost ones, or all."""
+    if request.x.size == 0:
+        return ""
     if reason := describable(request.layout_of("x"), request.layout_of("out")):
         return reason
     axes = axes_of(request)

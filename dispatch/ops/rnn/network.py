@@ -9,7 +9,7 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from dispatch.checks import check_enum, check_int, convert_int_fields, names_arguments, read_choices
+from dispatch.checks import check_enum, check_int, convert_int_fields, names_arguments, read_choices, shown
 from dispatch.errors import BadRequest
 from dispatch.keys import Choice, member
 
@@ -75,7 +75,7 @@ class Network:
         input_size, hidden_size: of the vectors that go in, and of the state of a layer.
         layers: how many, each reading what the one before gave.
         bidirectional: whether each layer is two, one of which reads the sequence from its end.
-        projection: LSTM only: the size that the hidden state is projected to; 0 for none.
+        projection: LSTM only: the size that the hidden state is projected to, smaller than hidden_size; 0 for none.
         bias: which products have a bias; True for both, False for none.
     """
 
@@ -98,7 +98,10 @@ class Network:
             check_int(name, getattr(self, name), 1)
         if not isinstance(self.bidirectional, bool):
             raise BadRequest("bidirectional", repr(self.bidirectional), "a bool")
-        check_int("projection", self.projection, 0, self.hidden_size - 1)
+        given: object = self.projection
+        if not isinstance(given, int) or isinstance(given, bool) or not 0 <= given < self.hidden_size:
+            wanted = f"0 for none, or a size smaller than hidden_size, which is {self.hidden_size}"
+            raise BadRequest("projection", shown(given), wanted)
         if self.projection and self.mode is not RnnMode.LSTM:
             raise BadRequest(
                 "projection", str(self.projection), f"0, for {member(self.mode).name} has none", "LSTM has one"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from dispatch.checks import check_int
+from dispatch.checks import check_int, shown
 from dispatch.core.operand_checks import check_probability, check_tensor
 from dispatch.core.operands import OperandRequest, Output, dense, like, same_as, unsized
 from dispatch.core.request import R_co
@@ -96,7 +96,8 @@ class RnnBase(_NetworkFields[R_co]):
         steps, batch, _ = tensor.shape
         given: object = self.lengths
         if not isinstance(given, tuple) or len(given) != batch:
-            raise BadRequest("lengths", repr(self.lengths), f"None, or a tuple of {batch} numbers")
+            hint = "x.tolist() makes a list of a tensor's numbers" if hasattr(given, "tolist") else ""
+            raise BadRequest("lengths", shown(given), f"None, or a list of {batch} whole numbers, one a sequence", hint)
         for length in self.lengths:
             check_int("lengths", length, 1, steps)
 
@@ -136,7 +137,8 @@ class RnnRequest(RnnBase["tuple[Tensor, ...]"]):
         network: what it is.
         hx, cx: the first states, (layers · directions, sequences, state_size) and, for an LSTM, (…, hidden_size); None
             for zeros.
-        lengths: how many steps each sequence has, 1 or more, by value; None for all. y is 0 behind the end of a
+        lengths: how many steps each sequence has, 1 or more, as numbers of the host (a tuple, a list or an array of
+            NumPy, by which the request keeps a tuple); None for all. y is 0 behind the end of a
             sequence, and the last states are those at its end. A plan is made for each set of lengths.
         training: whether the backward passes will follow; then the reserve space is given, too.
         compute: COMPUTE_32F_FAST_TF32 lets f32 products be TF32.

@@ -45,9 +45,11 @@ class SdpaRequest(OperandRequest[R_co]):
     all sequences; their first two axes have any strides, so that they may be views of one (tokens, 3, H, D). Sequence b
     of an operand is its `seq_len_…[b]` tokens from element `ragged_…[b]` on: offsets in elements from the operand's
     first one, i32 or i64 (B + 1,), each a multiple of the token's stride, the last one the end. The longest sequences
-    have at most `max_q` queries and `max_kv` keys. A gradient has the strides and the offsets of its operand. What lies
-    between sequences does not matter; in results it may be anything, and so may statistics behind a sequence's end.
-    `ragged_offsets` makes offsets from lengths.
+    have at most `max_q` queries and `max_kv` keys, which are not above the numbers of tokens of q and of k. An O that
+    is left out is dense, so that `ragged_o` counts in steps of Hq · Dv elements, other ones than `ragged_q` where q is
+    a view of (tokens, 3, H, D): there a token of q is 3 · H · D elements from the next. A gradient has the strides and
+    the offsets of its operand. What lies between sequences does not matter; in results it may be anything, and so may
+    statistics behind a sequence's end. `ragged_offsets` makes offsets from lengths.
 
     Padded sequences: what lies behind a sequence's end (`seq_len_…`) does not matter, NaN neither; results are 0 there,
     and statistics -∞, as for a query that sees no key. That is so from sm_90 on and on the host; engines of older GPUs
@@ -59,7 +61,8 @@ class SdpaRequest(OperandRequest[R_co]):
         scale: what the scores are multiplied with, above 0; None for 1/√D.
         left_bound, right_bound, diagonal: which keys a query sees: with r = 0 for TOP_LEFT and r = Skv - Sq for
             BOTTOM_RIGHT, query i sees key j where j <= i + r + right_bound and j > i + r - left_bound. right_bound 0 is
-            causal, left_bound is the width of a sliding window.
+            causal, left_bound is the width of a sliding window. cuDNN refuses more queries than keys with left_bound or
+            BOTTOM_RIGHT, unless lengths are given, and BOTTOM_RIGHT with a bias or with dropout.
         dropout: the probability of a weight to be dropped; the others are divided by 1 - dropout.
         ragged_q, ragged_k, ragged_v, ragged_o, max_q, max_kv: for packed sequences; Sq and Skv are then max_q and
             max_kv, in the bias and the statistics, too.

@@ -143,7 +143,7 @@ class SdpaBwdRequest(SdpaRequest["tuple[Tensor, ...]"]):
         stats: f32 (B, Hq, Sq, 1), as `sdpa_fwd` gives it back.
         dq, dk, dv: the gradients; lie as q, k and v do where they are left out.
         dbias: the gradient of the bias, of its shape.
-        bias_gradient: whether to give back dbias, too.
+        bias_gradient: whether to give back dbias, too; refused with lengths (`seq_len_q` and `seq_len_kv`).
         deterministic: bit for bit the same result at every run; slower.
     """
 

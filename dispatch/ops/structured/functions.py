@@ -106,7 +106,7 @@ def error_about_x(error: BadRequest, x: Any, w: StructuredTensor) -> BadRequest:
     if lines % step:
         wanted = f"a multiple of {step} lines, as dense matrices of {w.dtype} have"
         return BadRequest("x", f"{given}, with {lines} in all", wanted, "fill it up with zeros")
-    return type(error)("x", error.given, error.expected, error.hint)
+    return error.renamed({"b": "x"})
 
 
 def todense(a: StructuredTensor) -> Any:

@@ -76,7 +76,7 @@ def matrix_order(request: Any) -> str:
 def same_layout(request: Any) -> str:
     """A result with the strides of the matrix."""
     a, out = request.a.layout, request.layout_of("out")
-    return "" if a.strides == out.strides else f"needs out laid out as a, has {a} and {out}: pass out, or copy a"
+    return _strides_apart("out", out, "a", a, "a")
 
 
 def contiguous(request: Any) -> str:
@@ -109,7 +109,20 @@ def operand_orders(request: Any) -> str:
     if reason or request.c is None:
         return reason
     c = request.c.layout
-    return "" if c.strides == out.strides else f"needs c laid out as out, has {c} and {out}: pass out, or copy c"
+    return _strides_apart("c", c, "out", out, "c")
+
+
+def _strides_apart(name: str, layout: Layout, other_name: str, other: Layout, copied: str) -> str:
+    """The reason where two matrices differ in strides, even in that of an axis of one element; "" without elements.
+
+    One descriptor has the leading dimension of both. Layouts that print alike are told apart by their strides.
+    """
+    if layout.strides == other.strides or not layout.size:
+        return ""
+    given = f"{layout} and {other}"
+    if str(layout) == str(other):
+        given = f"{layout} with element strides {layout.strides} and {other.strides}"
+    return f"needs {name} laid out as {other_name}, has {given}: pass out, or copy {copied}"
 
 
 def separate_results(request: Any) -> str:

@@ -5,8 +5,10 @@ import itertools
 import pytest
 
 import dispatch
-from dispatch.core.axes import LIMIT, describable, merge
-from dispatch.keys import F32
+from dispatch.core.axes import LIMIT, alike, describable, merge
+from dispatch.keys import F32, Arch
+from dispatch.libraries.cudnn.prefill import zero_fills
+from dispatch.table.select import select
 
 
 @pytest.fixture
@@ -81,3 +83,56 @@ def test_what_no_descriptor_can_say(dev):
     assert "strides above 0" in describable(layout(dev, (3,), (0,)))
     assert f"up to {LIMIT}" in describable(layout(dev, (2, 2), (2**31, 1)))
     assert "needs f32 at multiples of 4 bytes, has 2" in describable(dev.layout(F32, (3,), (1,), 2))
+
+
+def test_strides_of_a_tensor_without_elements_do_not_matter(dev):
+    """Nor do its axes, by whatever it steps: nothing is launched."""
+    empty, dense = layout(dev, (2, 0, 3), (2**31, -1, 0)), layout(dev, (2, 0, 3), (3, 3, 1))
+    assert describable(empty, dense) == ""
+    assert alike(empty, dense)
+    assert not alike(layout(dev, (2, 3), (1, 2)), layout(dev, (2, 3), (3, 1)))
+    assert merge([empty, dense], [0, 1, 0]) == []
+    assert zero_fills(0, empty) == ()
+
+
+# fmt: off
+WITHOUT_ELEMENTS = {  # a view without elements, of a dense tensor of ones
+    "no channels":        ((17, 5, 3, 3),   lambda x: x[:, :0]),
+    "no images":          ((17, 5, 3, 3),   lambda x: x[:0]),
+    "channels last":      ((4, 3, 3, 5),    lambda x: x.transpose(0, 3, 1, 2)[:0]),
+    "no channels, last":  ((4, 3, 3, 5),    lambda x: x[..., :0].transpose(0, 3, 1, 2)),
+    "axes in disorder":   ((4, 5, 3, 6),    lambda x: x.transpose(3, 2, 0, 1)[:, :, :0]),
+    "steps backwards":    ((4, 5, 3, 3),    lambda x: x[:0, ::-1]),
+    "axes that do not merge": ((3,) * 10,   lambda x: x[(slice(0, 0), *[slice(1, None)] * 9)]),
+}
+OF_ONE_SHAPE = {  # a request of an operand x, and of a dense tensor of its shape, z
+    "softmax":            lambda x, z: dispatch.SoftmaxRequest(x, axis=0, out=z),
+    "softmax_bwd":        dispatch.SoftmaxBwdRequest,
+    "activation":         lambda x, z: dispatch.ActivationRequest(x, out=z),
+    "activation_bwd":     lambda x, z: dispatch.ActivationBwdRequest(x, z, x),
+    "lrn":                lambda x, z: dispatch.LrnRequest(x, out=z),
+    "lrn_bwd":            lambda x, z: dispatch.LrnBwdRequest(x, z, x),
+    "divisive_norm":      dispatch.DivisiveNormRequest,
+    "gated_activation":   dispatch.GatedActivationRequest,
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("view", WITHOUT_ELEMENTS)
+@pytest.mark.parametrize("op", OF_ONE_SHAPE)
+def test_an_operand_without_elements_gives_a_result_without_elements(op, view, dev):
+    shape, cut = WITHOUT_ELEMENTS[view]
+    x = cut(dev.zeros(shape))
+    if "norm" in op or "lrn" in op:
+        x = x if x.ndim == 4 else x.reshape(0, 2, 8, 32)
+    request = OF_ONE_SHAPE[op](x, dev.zeros(x.shape))
+    select(request, Arch(90))
+    assert dispatch.run(request).shape == x.shape
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_a_reduction_without_elements_gives_a_result_without_elements(dtype, dev):
+    x = dev.zeros((4, 5, 3), dtype)[:, :0]
+    request = dispatch.ReduceRequest(x, 0, out_dtype="f32")
+    select(request, Arch(90))
+    assert dispatch.run(request).shape == (0, 3)

@@ -1,6 +1,8 @@
 """Convolution on the host: rows against scipy and plain loops, gradients by their definition, and what is refused."""
 
+import inspect
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -141,6 +143,54 @@ def test_the_transposed_convolution_takes_the_forward_back_to_its_extents(host, 
         host.array(rng.standard_normal((1, 4, 5, 7))), host.zeros((4, 3, 3, 3), "f64"), stride=2, pad=1
     )
     assert up.shape == (1, 3, 9, 13)
+
+
+# fmt: off
+TRANSPOSED = [  # the shapes of x and w, choices, the argument that is named, and what else is said
+    ((1, 2, 3),    (2, 3, 2, 2), {},                               "w",       "4 axes|3 axes, as x has"),
+    ((1, 2, 3, 3), (2, 3, 2, 2), {"stride": 2, "extents": (9, 9)}, "x",       r"conv\(out .*9\)\)\. Hint: extents="),
+    ((1, 2, 3, 3), (2, 3, 2, 2), {"extents": (9,)},                "extents", "each of the 2 spatial axes"),
+    ((1, 2, 3, 3), (2, 3, 2, 2), {"extents": (1, 1)},              "w",       r"fits into out \(1, 3, 1, 1\)"),
+    ((1, 2, 3, 3), (2, 3, 2, 2), {"groups": 0},                    "groups",  "whole number from 1"),
+    ((1, 3, 3, 3), (3, 3, 2, 2), {"groups": 2},                    "w",       "the 2 groups of out"),
+    ((1, 2, 3, 3), (4, 3, 2, 2), {},                               "x",       "that of conv"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("x", "w", "choices", "operand", "said"), TRANSPOSED)
+def test_errors_of_the_transposed_convolution_name_its_own_arguments(x, w, choices, operand, said, host):
+    with pytest.raises(BadRequest, match=said) as caught:
+        dp.conv_transpose(host.zeros(x), host.zeros(w), **choices)
+    assert caught.value.operand == operand
+    assert not re.search(r"\bdy\b|x_extents|group_count", str(caught.value))
+
+
+def test_the_transposed_convolution_names_its_own_arguments_where_one_is_wrong(host):
+    x, w = host.zeros((1, 2, 3, 3)), host.zeros((2, 3, 2, 2))
+    own = r"It takes x, w, extents, groups, z, out, pad, .*: see help\(dispatch\.conv_transpose\)"
+    for wrong, right in (("group", "groups"), ("extent", "extents"), ("padding", "pad")):
+        with pytest.raises(TypeError, match=rf"^conv_transpose\(\) got .*'{wrong}'\. Did you mean {right}\? {own}"):
+            dp.conv_transpose(x, w, **{wrong: 2})
+    for wrong in ("dy", "x_extents", "group_count"):
+        with pytest.raises(TypeError, match=rf"^conv_transpose\(\) got an unexpected keyword argument '{wrong}'"):
+            dp.conv_transpose(x, w, **{wrong: 2})
+    with pytest.raises(TypeError, match=r"conv_transpose\(\) missing 1 required positional argument: 'w'"):
+        dp.conv_transpose(x)
+    with pytest.raises(BadRequest, match="x: got a list"):
+        dp.conv_transpose([1.0], w)
+    assert list(inspect.signature(dp.conv_transpose).parameters)[:4] == ["x", "w", "extents", "groups"]
+
+
+def test_gradients_name_their_results_by_their_own_arguments(host):
+    """Those that have no x or no w, whose result it is."""
+    x, dy = host.zeros((1, 3, 5, 5)), host.zeros((1, 4, 3, 3))
+    with pytest.raises(BadRequest, match="out: got filters over 2 channels; expected a divisor of the 3 channels of x"):
+        dp.conv_bwd_filter(dy, x, out=host.zeros((4, 2, 3, 3)))
+    with pytest.raises(BadRequest, match=r"w_extents: got a filter \(9, 9\)"):
+        dp.conv_bwd_filter(dy, x, w_extents=(9, 9))
+    with pytest.raises(BadRequest, match="w: got filters over 2 channels; expected a divisor of the 3 channels of out"):
+        dp.conv_bwd_data(dy, host.zeros((4, 2, 3, 3)), out=x)
 
 
 def test_integers_are_summed_exactly_and_cut_off(host):

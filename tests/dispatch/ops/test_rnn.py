@@ -194,6 +194,36 @@ def test_a_network_that_cannot_be_is_refused(fields, operand):
     assert caught.value.operand == operand
 
 
+def test_a_projection_is_smaller_than_the_state():
+    wanted = "projection: got 1; expected 0 for none, or a size smaller than hidden_size, which is 1"
+    with pytest.raises(BadRequest, match=wanted):
+        Network("LSTM", 3, 1, projection=1)
+    assert Network("LSTM", 3, 2, projection=1).output_size == 1
+
+
+@pytest.mark.parametrize("lengths", [[5, 2], (np.int64(5), 2), np.array([5, 2]), np.array([5, 2], np.uint8)], ids=repr)
+def test_lengths_are_any_sequence_of_whole_numbers(lengths, dev):
+    network = Network(M.GRU, 3, 4)
+    x, weights = dev.array(np.ones((5, 2, 3))), dev.array(np.ones(network.weight_count))
+    request = RnnRequest(x, weights, network, lengths=lengths)
+    assert type(request.lengths) is tuple
+    assert request.key() == RnnRequest(x, weights, network, lengths=(5, 2)).key()
+    assert {request.key()}
+    for _ in range(2):
+        y = rnn(x, weights, network, lengths=lengths)[0].numpy()
+        assert (y != 0).any(axis=-1).sum(axis=0).tolist() == [5, 2]
+
+
+def test_lengths_that_change_in_place_are_read_anew(dev):
+    network, lengths = Network(M.GRU, 3, 4), [5, 2]
+    x, weights = dev.array(np.ones((5, 2, 3))), dev.array(np.ones(network.weight_count))
+    for lengths[1] in (2, 4):
+        y = rnn(x, weights, network, lengths=lengths)[0].numpy()
+        assert (y != 0).any(axis=-1).sum(axis=0).tolist() == [5, lengths[1]]
+    with pytest.raises(BadRequest, match=r"list of 2 whole numbers, one a sequence\. Hint: x\.tolist\(\) makes a list"):
+        rnn(x, weights, network, lengths=dev.array(np.array([5, 2])))
+
+
 REFUSED = [  # fields that are changed, the operand that is named, what was given, what was expected
     ({"x": (5, 3)},                      "x",        "f32[5, 3]",     "(steps, sequences, 3)"),
     ({"x": (5, 3, 4)},                   "x",        "f32[5, 3, 4]",  "(steps, sequences, 3)"),
@@ -201,10 +231,11 @@ REFUSED = [  # fields that are changed, the operand that is named, what was give
     ({"weights": (7,)},                  "weights",  "f32[7]",        "f32[84]"),
     ({"hx": (1, 3, 5)},                  "hx",       "f32[1, 3, 5]",  "f32[1, 3, 4]"),
     ({"cx": (1, 3, 4)},                  "cx",       "a tensor",      "GRU has no cells"),
-    ({"lengths": (5, 5)},                "lengths",  "(5, 5)",        "tuple of 3"),
+    ({"lengths": (5, 5)},                "lengths",  "(5, 5)",        "list of 3 whole numbers"),
     ({"lengths": (5, 0, 5)},             "lengths",  "0",             "from 1 to 5"),
     ({"lengths": (5, 6, 5)},             "lengths",  "6",             "from 1 to 5"),
-    ({"lengths": [5, 5, 5]},             "lengths",  "[5, 5, 5]",     "tuple"),
+    ({"lengths": [5, 2.5, 5]},           "lengths",  "2.5",           "whole number from 1 to 5"),
+    ({"lengths": "555"},                 "lengths",  "'555'",         "list of 3 whole numbers"),
     ({"network": "gru"},                 "network",  "'gru'",         "Network"),
     ({"training": 1},                    "training", "1",             "bool"),
     ({"compute": 77},                    "compute",  "77",            "Compute"),

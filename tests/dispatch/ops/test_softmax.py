@@ -72,6 +72,14 @@ def test_the_output_lies_as_the_input_does(dev, rng):
     np.testing.assert_allclose(y.numpy().sum(axis=0), 1)
 
 
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_an_x_without_elements_gives_a_y_without_elements(axis, dev):
+    x = dispatch.from_dlpack(np.zeros((17, 5, 3, 3), np.float32)[:, :0])
+    assert x.layout.strides == (45, 9, 3, 1)  # those of the whole, which an output of its shape has not
+    for y in (softmax(x, axis=axis), softmax_bwd(x, x, axis=axis), softmax(x, axis=axis, out=dev.zeros(x.shape))):
+        assert y.shape == x.shape
+
+
 def test_a_repeated_request_in_place_works_on_what_is_there(dev):
     x = dev.array(np.array([1.0, 2.0, 3.0]))
     request = SoftmaxRequest(x, out=x)

@@ -143,11 +143,11 @@ def test_products_are_numpys_from_both_sides(dtype, rng):
     assert (x @ a.T).layout.is_contiguous, "the result of row-major lines is row-major"
     batch = DEV.array(np.stack([x.numpy()] * 3))
     compute = {"compute": "tf32"} if dtype == "f32" else {}
-    lines = S.linear(batch, a, **compute)
-    np.testing.assert_array_equal(lines.numpy(), np.stack([(x @ a.T).numpy()] * 3))
     several = S.compress(DEV.array(np.stack([dense.numpy(), dense.numpy()])))
-    np.testing.assert_array_equal((x @ several.mT).numpy(), np.stack([(x @ a.T).numpy()] * 2))
-    np.testing.assert_array_equal((several @ x.T).numpy(), np.stack([(a @ x.T).numpy()] * 2))
+    # NumPy adds up in another order for other extents: on some processors the last bits differ.
+    for found, expected in ((S.linear(batch, a, **compute), exact.T), (x @ several.mT, exact.T), (several @ x.T, exact)):
+        assert found.shape[1:] == expected.shape
+        assert np.abs(found.numpy().astype("f8") - expected).max() <= tolerance * np.abs(expected).max()
 
 
 def test_an_epilogue_is_in_the_product(rng):
@@ -275,6 +275,7 @@ NOT_TAKEN = {
     "c as a number beside a vector": (lambda: dp.matmul_2_4(*S.compress(DEV.zeros((32, 64), "i8")), DEV.zeros((16, 64), "i8").T, c=DEV.zeros((32, 16), "i32"), alpha_vector=DEV.zeros((32,), "f32")), "needs beta_vector for c"),
     "steps": (lambda: dp.matmul_2_4(*compressed(), DEV.zeros((64, 32), "f16")[:, ::2]), "needs b row-major or column-major"),
     "c of another order": (lambda: dp.matmul_2_4(*compressed(), DEV.zeros((64, 16), "f16"), c=DEV.zeros((16, 32), "f16").T, out=DEV.zeros((32, 16), "f16")), "needs c laid out as out"),
+    "c that prints as out does": (lambda: dp.matmul_2_4(*S.compress(DEV.zeros((1, 32, 64), "f16")).parts, DEV.zeros((1, 64, 16), "f16"), c=DEV.zeros((2, 32, 16), "f16")[::2]), r"has f16\[1, 32, 16\] with element strides \(1024, 16, 1\) and \(512, 16, 1\)"),
     "a that is no dense memory": (lambda: dp.compress_2_4(DEV.zeros((32, 128), "f16")[:, :64]), "needs a dense in memory"),
     "out of another order": (lambda: dp.prune_2_4(DEV.zeros((32, 64), "f16"), out=DEV.zeros((64, 32), "f16").T), "needs out laid out as a"),
     "a bias with steps": (lambda: dp.matmul_2_4(*compressed(), DEV.zeros((64, 16), "f16"), bias=DEV.zeros((64,), "f16")[::2]), "needs bias dense"),
