@@ -318,7 +318,7 @@ class Generator(GeneratorOfDraws):
             self._position.give_back(taken)
             meant = METHOD_DOCS.get(kind, {}) | METHOD_DOCS[None]
             if isinstance(error, BadRequest) and error.operand in meant:  # the caller said it by NumPy's name
-                raise type(error)(meant[error.operand], error.given, error.expected, error.hint) from None
+                raise error.renamed(meant) from None
             raise
         return made
 
