@@ -94,7 +94,7 @@ class ElementwiseBinaryRequest(ElementwiseRequest):
 
     Attributes:
         a: any shape, any strides above 0, and 0; it may lack modes of the result, along which it is repeated.
-        c: of out's modes in its order; it may be `out` itself.
+        c: of out's modes in its order, which the spec does not name; it may be `out` itself.
         gamma: what C is multiplied by, as alpha A.
         op_a, op_c: what is done to each element first, a TensorOp.
         op_ac: what is made of the two: ADD, MUL, MAX or MIN.
@@ -129,7 +129,7 @@ class ElementwiseTrinaryRequest(ElementwiseRequest):
 
     Attributes:
         a, b: any shape, any strides above 0, and 0; they may lack modes of the result, along which they are repeated.
-        c: of out's modes in its order; it may be `out` itself.
+        c: of out's modes in its order, which the spec does not name; it may be `out` itself.
         beta, gamma: what B and C are multiplied by, as alpha A.
         op_a, op_b, op_c: what is done to each element first, a TensorOp.
         op_ab, op_abc: what is made of A and B, and of that and C: ADD, MUL, MAX or MIN.

@@ -108,7 +108,9 @@ def parse(spec: str, operands: int) -> tuple[tuple[str, ...], str]:
         if wrong := SIGNS.intersection(term):
             raise BadRequest("spec", repr(spec), f"letters, one for each axis, not {' '.join(sorted(wrong))!r}")
     if len(inputs) != operands:
-        raise BadRequest("spec", f"{spec!r}, which has {len(inputs)}", f"modes of {operands} operands")
+        many = "operand" if operands == 1 else "operands"
+        hint = "" if len(inputs) < operands else "an operand that is added has the result's modes, which are named once"
+        raise BadRequest("spec", f"{spec!r}, which has {len(inputs)}", f"modes of {operands} {many}", hint)
     for letter, count in Counter(output).items():
         if count > 1:
             hint = "einsum writes diagonals: there the result may have a mode twice"

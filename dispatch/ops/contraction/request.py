@@ -104,9 +104,9 @@ class ContractTrinaryRequest(SummingRequest):
 
     Attributes:
         a, b, c: any shape, any strides above 0, and 0; of one dtype.
-        d: added as beta · op(d), of out's modes in its order; it may be `out` itself.
+        d: added as beta · op(d), of out's modes in its order, which the spec does not name; it may be `out` itself.
         op_a, op_b, op_c, op_d: what is done to each element first, a TensorOp.
-        out: E, of the spec's modes in their order, in C order or laid out as d is.
+        out: E, of the spec's modes in their order and of two elements at least, in C order or laid out as d is.
     """
 
     op: ClassVar[str] = "contract_trinary"

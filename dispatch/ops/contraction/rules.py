@@ -77,13 +77,13 @@ def only_conjugates(request: Any) -> str:
 
 
 def result_has_modes(request: Any) -> str:
-    """Three tensors to a scalar cuTENSOR 2.8.1 does not carry out: seen on an H100.
+    """Three tensors to a result of one element cuTENSOR 2.8.1 does not carry out: seen on an H100.
 
     Recorded, all dtypes ended in CUTENSOR_STATUS_CUDA_ERROR. At made-up addresses, of which a recording reads nothing,
     that was a fault: part of it ran at once.
     """
     if all(request.sizes[mode] == 1 for mode in request.result_modes):
-        return "needs a result of two elements at least, has a scalar: einsum contracts two tensors at a time"
+        return "needs a result of two elements at least, has one of one element: einsum contracts two tensors at a time"
     return ""
 
 

@@ -38,9 +38,10 @@ class HalfDftRequest(TransformRequest["Tensor"]):
     none. Axes are those of the numbers: -1 is the one before the pairs.
 
     Attributes:
-        a: f16 or bf16, of any shape and strides; of C2C and of C2R its last axis has the two parts of each number. Of
-            C2R half a spectrum, as of `dft`.
-        out: of a's dtype; of C2C and R2C with a last axis of two. C2C may be into `a` itself.
+        a: f16 or bf16, of any shape; of C2C and of C2R its last axis has the two parts of each number. These lie side
+            by side in memory, each pair at a multiple of 4 bytes, as `a.copy()` has them. Of C2R half a spectrum, as of
+            `dft`.
+        out: of a's dtype; of C2C and R2C with a last axis of two, in memory as that of `a`. C2C may be into `a` itself.
 
     cuFFT's own transforms in f16 are of numbers of points that are powers of 2, and round between their steps; they
     carry out what has no factor 1/n. All else is computed in f32 and rounded once. Numbers beyond 65504 are infinite in

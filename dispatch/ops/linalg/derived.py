@@ -55,7 +55,15 @@ class InverseKind(Choice):
             "POSITIVEDEFINITE": "POS",
             "LOWERTRIANGULAR": "LOWER",
             "UPPERTRIANGULAR": "UPPER",
+            "SPD": "POS",  # cuDSS's
+            "HPD": "POS",
         }
+
+    @staticmethod
+    def replacements() -> dict[str, str]:
+        names = ("SYM", "SYMMETRIC", "HER", "HERMITIAN")
+        sentence = "GEN takes it with both triangles; dispatch.solve with the identity matrix for b reads one"
+        return dict.fromkeys(names, sentence)
 
 
 class NormOrder(Choice):
@@ -87,8 +95,9 @@ class InvRequest(LinalgRequest["tuple[Tensor, Tensor]"]):
 
     Attributes:
         a: (…, n, n); it is copied, and stays as it is.
-        assume_a: GEN by LU (`getrf`, `trsm`); POS by Cholesky (`potrf`, `potri`) of the triangle that is read; LOWER
-            and UPPER a triangle by itself (`trtri`), where the other one is not read and comes out as zeros.
+        assume_a: GEN ("gen", "general") by LU (`getrf`, `trsm`); POS ("pos", "positive definite") by Cholesky (`potrf`,
+            `potri`) of the triangle that is read; LOWER and UPPER ("lower", "lower triangular" and so on) a triangle by
+            itself (`trtri`), where the other one is not read and comes out as zeros.
         lower: with POS, whether the lower triangle is read.
         autotune: where rows of several libraries take it, time them once, keep the fastest, and remember it on disk.
         library: the one whose rows alone are asked: "own", "cublas" or "cusolverDn"; None asks all of them.

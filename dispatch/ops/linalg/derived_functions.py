@@ -36,8 +36,9 @@ ZERO_IN_R = "the matrix lacks full rank: R of its QR factorization is exactly 0 
 def inv(a: Any, *, assume_a: InverseKind | str = "gen", lower: bool = False, check: bool = True) -> Any:
     """The inverse of a square matrix.
 
-    `assume_a` is "gen", by LU; "pos", by Cholesky, of which one triangle is read; "lower triangular" or "upper
-    triangular". With `check=False` (inverse, info) comes back, and nothing waits.
+    `assume_a` is "gen", by LU; "pos", by Cholesky, of which one triangle is read, the lower one if `lower`; "lower" or
+    "upper" for a triangle. It also takes SciPy's longer names, as "lower triangular". With `check=False` (inverse,
+    info) comes back, and nothing waits.
     """
     results = ops.inv(a, assume_a=assume_a, lower=lower)
     kind = assume_a if isinstance(assume_a, InverseKind) else InverseKind.named(str(assume_a))

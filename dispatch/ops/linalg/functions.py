@@ -115,8 +115,8 @@ def solve(
 ) -> Any:
     """The x of A·x = b; `assume_a` is "gen", "pos" where A is positive definite, "sym" or "her".
 
-    Of a matrix that is positive definite, symmetric or Hermitian one triangle is read. With `overwrite_b` x is put
-    into the memory of `b`.
+    It also takes SciPy's longer names, as "positive definite". Of a matrix that is positive definite, symmetric or
+    Hermitian one triangle is read. With `overwrite_b` x is put into the memory of `b`.
     """
     check_bool("overwrite_a", overwrite_a)
     out = overwritten("overwrite_b", b, overwrite_b)

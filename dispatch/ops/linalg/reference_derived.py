@@ -1,4 +1,4 @@
-"""What comes out of a factorization, by LAPACK as SciPy has it: of one matrix at a time, results by name."""
+"""What comes out of a factorization, by LAPACK as SciPy has it: results by name, of one matrix at a time or of all."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
     from dispatch.device.layout import Array
 
-__all__ = ["DERIVED"]
+__all__ = ["BATCHED", "DERIVED"]
 
 WORK = 64  # columns of LAPACK's workspace
+MOST_FACTORS = 512  # of at least 0.5: their product and one more factor are above 2^-514
+FARTHEST = 10_000  # the largest exponent that matters: any number of f64 times 2^10,000 is infinite or 0
 ORDERS: dict[NormOrder, Any] = {
     NormOrder.FRO: "fro",
     NormOrder.NUC: "nuc",
@@ -48,21 +50,59 @@ def _inv(request: Any, a: Array) -> dict[str, Any]:
     return {"out": out, "info": info}
 
 
+def _diagonals(a: Array) -> Array:
+    """U's diagonals of P·A = L·U for a batch of matrices, with a minus where rows were exchanged."""
+    factors = np.ones(a.shape[:-1], a.dtype)
+    for place in np.ndindex(a.shape[:-2]) if a.size else ():
+        lu, pivots, _ = lapack("getrf", a.dtype)(a[place])
+        factors[place] = np.where(pivots == np.arange(len(pivots)), 1, -1) * np.diag(lu)
+    return factors.astype(np.result_type(a.dtype, np.float64))
+
+
+def _scaled(numbers: Array) -> tuple[Array, Array]:
+    """Numbers whose larger part is in [0.5, 1), and the exponents of 2 to multiply them with.
+
+    What is 0, infinite or NaN stays as it is.
+    """
+    is_complex = numbers.dtype.kind == "c"
+    size = np.maximum(np.abs(numbers.real), np.abs(numbers.imag)) if is_complex else numbers
+    found, power = np.frexp(size)
+    power = np.where(np.isfinite(size), power, 0)  # C leaves that of an infinity and of NaN open
+    return _times_power(numbers, -power) if is_complex else found, power.astype(np.int64)
+
+
+def _times_power(numbers: Array, power: Array) -> Array:
+    """Numbers times 2^power, each rounded once: a part that is too large is infinite, one that is too small is 0."""
+    power = np.clip(power, -FARTHEST, FARTHEST).astype(np.int32)
+    found = np.empty_like(numbers)
+    found.real = np.ldexp(numbers.real, power)
+    if numbers.dtype.kind == "c":
+        found.imag = np.ldexp(numbers.imag, power)
+    return found
+
+
+def _product(factors: Array) -> tuple[Array, Array]:
+    """The products along the last axis, and the exponents of 2 to multiply them with: no partial one overflows."""
+    numbers, powers = _scaled(factors)
+    product, power = np.ones(factors.shape[:-1], factors.dtype), powers.sum(axis=-1)
+    for first in range(0, factors.shape[-1], MOST_FACTORS):
+        product, further = _scaled(product * numbers[..., first : first + MOST_FACTORS].prod(axis=-1))
+        power = power + further
+    return product, power
+
+
 def _slogdet(request: Any, a: Array) -> dict[str, Any]:
     del request
-    sign, logarithm = np.linalg.slogdet(a) if a.size else (1, 0)
-    return {"sign": sign, "logabsdet": logarithm}
+    numbers, power = _product(_diagonals(a))
+    size = np.abs(numbers)
+    sign = numbers / np.where(size > 0, size, 1) if a.dtype.kind == "c" else np.sign(numbers)
+    return {"sign": sign, "logabsdet": np.log(size) + power * np.log(2)}
 
 
 def _det(request: Any, a: Array) -> dict[str, Any]:
     del request
-    if not a.size:
-        return {"det": 1}
     wide = a.astype(np.result_type(a.dtype, np.float64))  # as on a GPU: only what is itself too large is infinite
-    sign, logarithm = np.linalg.slogdet(wide)
-    with np.errstate(over="ignore", invalid="ignore"):
-        direct = np.linalg.det(wide)
-        return {"det": direct if np.isfinite(direct) and direct else sign * np.exp(logarithm)}
+    return {"det": _times_power(*_product(_diagonals(wide))) + 0.0}  # -0 of a singular matrix becomes 0
 
 
 def _matrix_norm(request: Any, a: Array) -> dict[str, Any]:
@@ -185,8 +225,6 @@ def _ormqr(request: Any, h: Array, tau: Array, c: Array) -> dict[str, Any]:
 
 DERIVED: dict[str, Callable[..., dict[str, Any]]] = {
     "inv": _inv,
-    "det": _det,
-    "slogdet": _slogdet,
     "matrix_norm": _matrix_norm,
     "matrix_rank": _matrix_rank,
     "pinv": _pinv,
@@ -197,3 +235,5 @@ DERIVED: dict[str, Callable[..., dict[str, Any]]] = {
     "ormqr": _ormqr,
     "expm": expm,
 }
+
+BATCHED: dict[str, Callable[..., dict[str, Any]]] = {"det": _det, "slogdet": _slogdet}  # of all matrices at once

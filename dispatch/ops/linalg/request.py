@@ -50,7 +50,18 @@ class MatrixKind(Choice):
 
     @staticmethod
     def other_names() -> dict[str, str]:
-        return {"GENERAL": "GEN", "POSITIVEDEFINITE": "POS", "SYMMETRIC": "SYM", "HERMITIAN": "HER"}
+        scipy = {"GENERAL": "GEN", "POSITIVEDEFINITE": "POS", "SYMMETRIC": "SYM", "HERMITIAN": "HER"}
+        return scipy | {"SPD": "POS", "HPD": "POS"}  # cuDSS's
+
+    @staticmethod
+    def replacements() -> dict[str, str]:
+        triangle = "dispatch.trsm(a, b, uplo={!r}) solves with a triangle"
+        lower, upper = (triangle.format(half) for half in ("lower", "upper"))
+        return {
+            **dict.fromkeys(("LOWER", "LOWERTRIANGULAR"), lower),
+            **dict.fromkeys(("UPPER", "UPPERTRIANGULAR"), upper),
+            "TRIDIAGONAL": "dispatch.gtsv(dl, d, du, b) takes three diagonals",
+        }
 
 
 class QrMode(Choice):
@@ -234,7 +245,7 @@ class SolveRequest(LinalgRequest["tuple[Tensor, Tensor]"]):
         b: (…, n, k), or (n,) for one matrix.
         assume_a: POS ("pos") where A is symmetric or Hermitian positive definite, SYM or HER ("sym", "her") where it is
             symmetric or Hermitian and need not be definite; then one triangle is read. Of complex matrices that are
-            HER cuSOLVER has the routine from 12.4 on.
+            HER cuSOLVER has the routine from 12.4 on. SciPy's longer names, as "positive definite", do, too.
         lower: with these, whether that is the lower one.
         autotune: where rows of several libraries take it, time them once, keep the fastest, and remember it on disk.
         library: the one whose rows alone are asked: "own", "cublas" or "cusolverDn"; None asks all of them.

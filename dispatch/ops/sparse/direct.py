@@ -39,7 +39,8 @@ class SparseKind(Choice):
 
     @staticmethod
     def other_names() -> dict[str, str]:
-        return {"GENERAL": "GEN", "POSITIVEDEFINITE": "POS", "SYMMETRIC": "SYM", "HERMITIAN": "HER"}
+        scipy = {"GENERAL": "GEN", "POSITIVEDEFINITE": "POS", "SYMMETRIC": "SYM", "HERMITIAN": "HER"}
+        return scipy | {"SPD": "POS", "HPD": "POS"}  # cuDSS's
 
 
 class SparseFactorMemory(Choice):

@@ -9,6 +9,7 @@ import numpy as np
 from dispatch.checks import check_bool, shown
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, LinAlgError
+from dispatch.keys import did_you_mean
 from dispatch.ops import sparse as ops
 from dispatch.ops.sparse.block_jacobi_functions import BlockJacobi, block_jacobi
 from dispatch.ops.sparse.direct_functions import csr_values
@@ -33,11 +34,14 @@ MEANINGS = {
 UNFINISHED = "the residual is {residual:.3g} after {iterations} iterations", "a larger maxiter, or a preconditioner M"
 
 
-FACTORIZE: dict[str, Callable[..., IncompleteFactors]] = {"ilu0": ilu0, "ic0": ic0}
+FACTORIZE: dict[Preconditioner, Callable[..., IncompleteFactors]] = {Preconditioner.ILU0: ilu0, Preconditioner.IC0: ic0}
 BLOCKS = len(("block", "row", "column"))  # axes
-KINDS_OF_M = """None, "jacobi", "ilu0", "ic0", "block_jacobi", what ilu0(A), ic0(A) or block_jacobi(A, size) gives, \
-(blocks, size, size): inverses of the blocks along the diagonal, or (n,): the diagonal of a matrix that approximates \
-the inverse of A"""
+BLOCKS_OR_DIAGONAL = """(blocks, size, size): inverses of the blocks along the diagonal, or (n,): the diagonal of a \
+matrix that approximates the inverse of A"""
+KINDS_OF_M = f"""None, "jacobi", "ilu0", "ic0", "block_jacobi", what ilu0(A), ic0(A) or block_jacobi(A, size) gives, \
+{BLOCKS_OR_DIAGONAL}"""
+KINDS_OF_MINRES = f"""None, "jacobi", "block_jacobi", what block_jacobi(A, size, absolute=True) gives, \
+{BLOCKS_OR_DIAGONAL}"""
 ONE_LAUNCH = "all iterations are one launch, in which the host has no part"
 
 
@@ -65,26 +69,47 @@ def iterate(
     check_bool("check", check)
     refuse_host(a, callback)
     matrix = a if isinstance(a, SparseTensor) else sparse_tensor(a)
-    if isinstance(m, str) and m.lower() in FACTORIZE:
-        m = FACTORIZE[m.lower()](matrix)
+    kind = kind_of_m(m, takes_factors=solve is not ops.minres)
+    if kind in FACTORIZE and not isinstance(m, IncompleteFactors):
+        m = FACTORIZE[kind](matrix)
         matrix = m.source
-    if isinstance(m, str) and m.lower() == "block_jacobi":
-        m = block_jacobi(matrix, absolute=solve is ops.minres)  # as its "jacobi" has magnitudes
     if isinstance(m, IncompleteFactors):
-        matrix, m, choices["preconditioner"] = with_pattern_of(matrix, m), m.matrix.values, m.kind
+        matrix, m = with_pattern_of(matrix, m), m.matrix.values
     elif isinstance(m, BlockJacobi):
-        m, choices["preconditioner"] = m.inverses, Preconditioner.BLOCK_JACOBI
-    elif isinstance(m, str):
-        choices["preconditioner"], m = m, None
-    elif getattr(m, "ndim", 0) == BLOCKS:
-        choices["preconditioner"] = Preconditioner.BLOCK_JACOBI
-    elif m is not None and getattr(m, "ndim", 0) != 1:
-        raise BadRequest("M", f"a {type(m).__name__}", KINDS_OF_M)
+        m = m.inverses
+    elif kind is Preconditioner.BLOCK_JACOBI and isinstance(m, (str, Preconditioner)):
+        m = block_jacobi(matrix, absolute=solve is ops.minres).inverses  # as its "jacobi" has magnitudes
+    elif isinstance(m, (str, Preconditioner)):
+        m = None
+    choices["preconditioner"] = kind
     results = solve(*matrix.parts, b, x0, M=m, **choices)
     if not check:
         return results[:2]
     check_iterations(solve.__name__, *results[1:])
     return results[0]
+
+
+def kind_of_m(m: Any, *, takes_factors: bool) -> Preconditioner:
+    """What M is: the name of a preconditioner, an object of one, or a tensor; BadRequest for anything else."""
+    expected = KINDS_OF_M if takes_factors else KINDS_OF_MINRES
+    if isinstance(m, IncompleteFactors):
+        kind = Preconditioner[m.kind.upper()]
+    elif isinstance(m, BlockJacobi):
+        kind = Preconditioner.BLOCK_JACOBI
+    elif isinstance(m, (str, Preconditioner)):
+        found = m if isinstance(m, Preconditioner) else Preconditioner.named(str.__str__(m))
+        if found is None:
+            raise BadRequest("M", shown(m), expected + did_you_mean(Preconditioner, m))
+        kind = found
+    elif m is None or getattr(m, "ndim", 0) == 1:
+        kind = Preconditioner.NONE
+    elif getattr(m, "ndim", 0) == BLOCKS:
+        kind = Preconditioner.BLOCK_JACOBI
+    else:
+        raise BadRequest("M", f"a {type(m).__name__}", expected)
+    if kind.is_factored and not takes_factors:
+        raise BadRequest("M", shown(m), expected, "minres takes no incomplete factors; cg, bicgstab and gmres do")
+    return kind
 
 
 def with_pattern_of(matrix: SparseTensor, factors: IncompleteFactors) -> SparseTensor:

@@ -117,7 +117,10 @@ class SparseTensor:
         """The transposed matrix over the same memory: CSC of CSR, and CSR of CSC; BadRequest for other formats."""
         other = transposed(self.form)
         if other is None:
-            raise BadRequest("T", repr(self), "CSR or CSC, whose transpose is the other one", "trans='t' of a request")
+            hint = "dispatch.sparse.tocsr(a).T"
+            if self.form.format != SparseFormat.BSR:  # whose products take no `trans`
+                hint += ", or trans='t' of a product, which copies nothing"
+            raise BadRequest("T", repr(self), "CSR or CSC, whose transpose is the other one", hint)
         return SparseTensor.of_results(self.values, self.columns, self.rows, other)
 
     def with_values(self, values: Any) -> SparseTensor:

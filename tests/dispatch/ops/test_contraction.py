@@ -164,6 +164,9 @@ def test_other_bad_input_is_refused(dev):
     a, z = dev.zeros((3, 4), "f64"), dev.zeros((3, 4), "c64")
     for words, ask in {
         "reduce_modes sums over the others": lambda: dp.permute("ij->i", a),
+        "has 2; expected modes of 1 operand. Hint: an operand that is added": lambda: dp.elementwise_binary(
+            "ij,ji->ji", a, a.mT
+        ),
         "ADD or MUL: c64 numbers have no order": lambda: dp.reduce_modes("ij->i", z, reduce="max"),
         "complex numbers have no order": lambda: dp.permute("ij->ji", z, op_a="relu"),
         "f16, bf16, f32, f64, c64 or c128": lambda: dp.permute("ij->ji", dev.zeros((3, 4), "i32")),

@@ -47,8 +47,9 @@ def matrices():
 def results(call, values, dev):
     """What a call of the table gives, by name."""
     n = len(values)
-    names = {"a": dev.array(values), "b": dev.array(np.ones((n, 2))), "p": dev.array(np.eye(n))}
-    names["tau"] = dev.array(np.ones(n))
+    kind = values.dtype
+    names = {"a": dev.array(values), "b": dev.array(np.ones((n, 2), kind)), "p": dev.array(np.eye(n, dtype=kind))}
+    names["tau"] = dev.array(np.ones(n, kind))
     names["pivots"] = dev.array(np.arange(1, n + 1), "i64")
     made = eval(f"dp.{call}", {"dp": dp, **names})
     return made if isinstance(made, tuple) else (made,)
@@ -90,6 +91,52 @@ def test_each_op_of_linear_algebra_does_with_such_input_as_its_docs_say():
     assert {call.split("(")[0] for call in SAID} == set(FAMILIES["linalg"][1])
     with np.errstate(all="ignore"):
         assert not list(complaints_of(dp.device("host")))
+
+
+NUMBERS = {  # those of a 1x1 matrix, by the columns of the table
+    "NaN": (np.nan, complex(np.nan, 0), complex(0, np.nan), complex(1, np.nan)),
+    "infinite": (np.inf, -np.inf, complex(np.inf, 0), complex(1, np.inf)),
+}
+ONLY_IN_R = ("qr", "qr_multiply")
+HERMITIAN = ("cholesky", "ldl", "ldl_solve")
+
+
+def is_excepted(call, number):
+    """Whether the docs say that a 1x1 matrix of that number does otherwise than the table."""
+    op = call.split("(")[0]
+    if op in ("orgqr", "ormqr", "randomized_svd"):  # which read nothing of it, or refuse it
+        return True
+    if op in ONLY_IN_R:
+        return not np.isnan(number.imag)
+    return np.isfinite(number.real) and number.imag != 0 and (op in HERMITIAN or 'assume_a="pos"' in call)
+
+
+@pytest.mark.parametrize("call", SAID)
+def test_a_matrix_of_one_number_is_like_any_other_but_for_what_the_docs_say(call):
+    pytest.importorskip("scipy")
+    dev, said = dp.device("host"), SAID[call]
+    with np.errstate(all="ignore"):
+        for column, numbers in NUMBERS.items():
+            for number in numbers:
+                if is_excepted(call, complex(number)):
+                    continue
+                found = outcome(call.split("(")[0], results(call, np.array([[number]]), dev))
+                assert found in ALLOWED.get(said[column], (said[column],)), (number, found)
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, complex(np.nan, 0), complex(np.inf, 0), complex(1, np.inf)])
+def test_of_a_matrix_of_one_number_r_alone_is_not_finite(number):
+    dev = dp.device("host")
+    a = dev.array([[number]])
+    q, r = (one.numpy() for one in dp.qr(a))
+    h, tau = (one.numpy() for one in dp.qr(a, mode="raw"))
+    assert not np.isfinite(r).any()
+    assert not np.isfinite(h).any()
+    is_real = complex(number).imag == 0
+    assert np.isfinite(q).all() == np.isfinite(tau).all() == is_real
+    ones = dev.array(np.ones((1, 1), a.dtype.numpy))
+    assert np.isfinite(dp.orgqr(a, ones[0]).numpy()).all()
+    assert np.isfinite(dp.ormqr(a, ones[0], ones).numpy()).all()
 
 
 def lengths(request):

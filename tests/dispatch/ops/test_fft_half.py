@@ -129,3 +129,18 @@ def test_what_is_refused_says_what_to_do():
     apart = dp.HalfDftRequest(dev.zeros((2, 8), "f16").T)
     with pytest.raises(NoRow, match="side by side"):
         select(apart, Arch(90))
+
+
+def test_a_pair_begins_at_a_multiple_of_4_bytes_on_every_device():
+    dev = dp.device("host")
+    x = dev.zeros((34,), "f16")
+    odd, even = (x[start : start + 32].reshape((16, 2)) for start in (1, 2))
+    for kind in ("c2c", "c2r"):
+        with pytest.raises(NoRow, match="of a side by side at a multiple of 4 bytes"):
+            dp.half_dft(odd, kind, axes=-1)
+        dp.half_dft(even, kind, axes=-1)
+        dp.half_dft(odd.copy(), kind, axes=-1)
+    with pytest.raises(NoRow, match="of out side by side at a multiple of 4 bytes"):
+        dp.half_dft(dev.zeros((16, 2), "f16"), axes=-1, out=odd)
+    assert dp.half_dft(x[1:33], "r2c").shape == (17, 2)
+    assert "each pair at a multiple of 4 bytes" in dp.half_dft.__doc__

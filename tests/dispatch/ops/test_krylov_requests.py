@@ -122,7 +122,7 @@ def test_the_functions_of_sparse_take_incomplete_factors(rng):
             dp.sparse.gmres(other, dev.array(b[: other.shape[0]]), M=factors)
     with pytest.raises(LinAlgError, match="ic0: the pivot of row 0"):
         dp.sparse.cg(-poisson(3, 3), dev.array(np.ones(9)), M="ic0")
-    with pytest.raises(BadRequest, match=r"minres.*cg takes factors"):
+    with pytest.raises(BadRequest, match=r"M: got Inc.*minres takes no incomplete factors; cg,"):
         dp.sparse.minres(matrix, dev.array(b), M=factors)
     with pytest.raises(BadRequest, match='M: got a csr_array; expected None, "jacobi", "ilu0", "ic0"'):
         dp.sparse.cg(matrix, dev.array(b), M=a)
@@ -142,3 +142,38 @@ def test_requests_with_factors_say_what_they_lack():
     ):
         with pytest.raises(BadRequest, match=words):
             dp.CgRequest(*parts, b, **{**given, **change})
+
+
+METHODS = [dp.sparse.cg, dp.sparse.bicgstab, dp.sparse.gmres, dp.sparse.minres]
+
+
+@pytest.mark.parametrize("solve", METHODS)
+@pytest.mark.parametrize("m", ["magic", "ilu", 5, [1.0, 2.0], np.eye(4), linalg.aslinearoperator(np.eye(4))])
+def test_what_m_may_be_is_said_by_its_own_name(solve, m):
+    with pytest.raises(BadRequest) as caught:
+        solve(poisson(2, 2), np.ones(4), M=m)
+    words = str(caught.value)
+    assert words.startswith("M: got ")
+    for kind in ("None", '"jacobi"', '"block_jacobi"', "block_jacobi(A, size", "(n,): the diagonal of a matrix"):
+        assert kind in words
+    assert ("ilu0(A)" in words) == (solve is not dp.sparse.minres)
+    assert ("Did you mean Preconditioner.ILU0?" in words) == (m == "ilu" if isinstance(m, str) else False)
+
+
+@pytest.mark.parametrize("name", ["ilu0", "IC-0", dp.sparse.ilu0(poisson(2, 2)), dp.sparse.ic0(poisson(2, 2))])
+def test_minres_takes_no_factors_for_m_and_says_so(name):
+    with pytest.raises(BadRequest, match=r'^M: got .*; expected None, "jacobi", .* Hint: minres takes no incomplete'):
+        dp.sparse.minres(poisson(2, 2), np.ones(4), M=name)
+
+
+@pytest.mark.parametrize("solve", METHODS)
+def test_m_is_named_in_any_spelling(solve):
+    a, b = dp.sparse.tobsr(dp.sparse.sparse_tensor(poisson(4, 4)), (2, 2)), np.ones(16)
+    names = [(a, "Block-Jacobi"), (a, "block_jacobi")]
+    csr = dp.sparse.sparse_tensor(poisson(4, 4))
+    names += [(csr, "JACOBI"), (csr, type(dp.CgRequest(*csr, dp.device("host").array(b)).preconditioner).JACOBI)]
+    names += [(csr, "ILU-0")] if solve is not dp.sparse.minres else []
+    for matrix, name in names:
+        x, info = solve(matrix, b, M=name, rtol=1e-10)
+        assert info == 0
+        np.testing.assert_allclose(poisson(4, 4) @ x, b, atol=1e-8)

@@ -51,3 +51,44 @@ def test_arguments_by_place_are_those_of_scipy():
 @pytest.mark.parametrize("order", [np.int64(1), np.float32(2), np.float64(np.inf), -np.int32(1)])
 def test_numbers_of_numpy_are_orders_of_norms(order):
     np.testing.assert_allclose(L.norm(A, order), np.linalg.norm(A, order))
+
+
+SPELLINGS = {
+    "solve": ["gen", "general", "GEN", "pos", "positive definite", "positive-definite", "spd", "HPD", "sym",
+              "symmetric", "her", "hermitian", "Hermitian"],
+    "inv": ["gen", "general", "GEN", "pos", "positive definite", "positive_definite", "spd", "HPD", "lower", "upper",
+            "lower triangular", "upper triangular", "lower_triangular", "LOWER"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("op", "name"), [(op, name) for op, names in SPELLINGS.items() for name in names])
+def test_what_is_known_of_a_matrix_is_named_alike_at_both_doors(op, name):
+    dev = dp.device("host")
+    words = name.lower().replace("_", " ")
+    a = np.tril(A) if words.startswith("lower") else np.triu(A) if words.startswith("upper") else A
+    x, right = ((B,), np.linalg.solve(a, B)) if op == "solve" else ((), np.linalg.inv(a))
+    np.testing.assert_allclose(getattr(L, op)(a, *x, assume_a=name), right)
+    given = [dev.array(one) for one in (a, *x)]
+    np.testing.assert_allclose(getattr(dp, op)(*given, assume_a=name)[0].numpy(), right)
+
+
+@pytest.mark.parametrize("name", ["gen", "general", "pos", "positive definite", "spd", "sym", "symmetric", "hermitian"])
+def test_sparse_solvers_take_the_same_names(name):
+    sparse = pytest.importorskip("scipy.sparse")
+    np.testing.assert_allclose(dp.sparse.spsolve(sparse.csr_array(A), B, assume_a=name), np.linalg.solve(A, B))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: L.solve(A, B, assume_a="lower triangular"), "SYM, HER. dispatch.trsm(a, b, uplo='lower') solves with"),
+        (lambda: L.solve(A, B, assume_a="upper"), "SYM, HER. dispatch.trsm(a, b, uplo='upper') solves with"),
+        (lambda: L.solve(A, B, assume_a="tridiagonal"), "dispatch.gtsv(dl, d, du, b)"),
+        (lambda: L.inv(A, assume_a="sym"), "UPPER. GEN takes it with both triangles; dispatch.solve with the identity"),
+    ],
+)
+def test_a_name_of_the_other_function_is_refused_with_what_to_do(call, words):
+    with pytest.raises(BadRequest) as caught:
+        call()
+    assert str(caught.value).startswith("assume_a: got ")
+    assert words in str(caught.value)
