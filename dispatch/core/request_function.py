@@ -39,12 +39,9 @@ R_co = TypeVar("R_co", covariant=True)
 S_co = TypeVar("S_co", covariant=True)
 
 ENDING = """\
-Where a member of an enum is expected its name does, too ("gelu_bias", "rms_norm", "tf32"), and for a dtype its name
-("bf16", "float16", "half"; "i8" is int8, not NumPy's of 8 bytes) or one of NumPy, ml_dtypes, torch or JAX.
-
-It is enqueued on the current stream of the calling thread, and nothing is waited for. An output that is left out is
-allocated. Raises BadRequest for arguments that do not fit, NoRow where no library takes the request, StaleTensor for
-tensors of a closed device, DeviceFault on a lost one."""
+Members of enums may be given by name ("gelu_bias", "tf32"), dtypes by name ("bf16"; "i8" is int8) or as those of NumPy,
+ml_dtypes, torch or JAX. The call is enqueued on the current stream and does not wait; outputs that are left out are
+allocated. BadRequest: arguments that do not fit. NoRow: no library takes them. More errors: help(dispatch.errors)."""
 
 
 @names_arguments
