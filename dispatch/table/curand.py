@@ -8,12 +8,12 @@ from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
 from dispatch.keys import F32, F64, HOST, U32, U64, Arch
 from dispatch.ops.random import (
-    begins_anew,
+    curand_has_mean,
+    curand_has_ordering,
+    curand_has_word_size,
     curand_on_host,
     curand_random,
-    orders_of_library,
-    some_events,
-    words_of_library,
+    restarts_sequence,
 )
 
 __all__ = ["ROWS"]
@@ -34,16 +34,16 @@ FUNCTIONS = {
 }
 # fmt: on
 RULES = {
-    "random_bits": (begins_anew, orders_of_library, words_of_library),
-    "random_uniform": (begins_anew, orders_of_library, words_of_library),
-    "random_poisson": (begins_anew, orders_of_library, some_events),
+    "random_bits": (restarts_sequence, curand_has_ordering, curand_has_word_size),
+    "random_uniform": (restarts_sequence, curand_has_ordering, curand_has_word_size),
+    "random_poisson": (restarts_sequence, curand_has_ordering, curand_has_mean),
 }
 GPU_ROWS = tuple(
     Row(
         op=op,
         dtypes=(dtype, dtype),
         compute=None,
-        rules=RULES.get(op, (begins_anew, orders_of_library)),
+        rules=RULES.get(op, (restarts_sequence, curand_has_ordering)),
         min_arch=SM75,
         max_arch=None,
         min_version=V10_3,

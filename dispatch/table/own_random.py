@@ -10,7 +10,7 @@ from typing import Any
 from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
 from dispatch.keys import BF16, F16, F32, F64, I8, I32, I64, U8, U32, U64, Arch
-from dispatch.ops.random import by_philox, numpy_draws, nvrtc_draws, nvrtc_random, philox_on_host
+from dispatch.ops.random import numpy_draws, nvrtc_draws, nvrtc_random, philox_on_host, uses_philox
 from dispatch.table.on_host import on_host
 
 __all__ = ["ROWS"]
@@ -33,7 +33,7 @@ GPU_ROWS = tuple(
         op=op,
         dtypes=(dtype, dtype),
         compute=None,
-        rules=(by_philox,),
+        rules=(uses_philox,),
         min_arch=SM80 if dtype is BF16 else SM75,
         max_arch=None,
         min_version=(),

@@ -1,37 +1,37 @@
-"""PyTorch's ops with autograd over this library's products: `import dispatch.torch`, which imports torch.
+"""PyTorch ops with autograd that run on this library: `import dispatch.torch`, which imports torch.
 
-Each is a `torch.library` custom op with a rule for fake tensors and a gradient, so that torch.compile, torch.export
-and autocast work through it. CUDA tensors run on torch's current stream, those of the CPU on the `host` backend.
+Each op is a `torch.library` custom op with a fake-tensor rule and a gradient, so it works with torch.compile,
+torch.export and autocast. CUDA tensors run on torch's current stream, CPU tensors on the `host` backend.
 
     products      linear with an activation
-    mlps          mlp: two linear layers with an activation between
-    grouped       grouped_linear: rows in groups, each by weights of its own
+    mlps          mlp: two linear layers with an activation between them
+    grouped       grouped_linear: groups of rows, each with its own weights
     fp8           fp8_linear
     norms         layer_norm, rms_norm
-    rotary        rope: queries and keys with their position
-    gated         gated_activation: what is behind the first products of a gated MLP
+    rotary        rope: rotary position embedding of queries and keys
+    gated         gated_activation: the elementwise part of a gated MLP
     attention     scaled_dot_product_attention
     convolution   conv2d with bias, residual and ReLU
-    trees         tree_linear: a product with an epilogue tree, forward alone
-    data_parallel gradients of a module, averaged over ranks as they are computed
-    fusing        fuse: has a model call these where it does the same in several
-    patterns      what fuse looks for in the graph of a forward
-    forward_guards  what a fused forward relies on, checked at each call
+    trees         tree_linear: a product with an epilogue tree, without a gradient
+    data_parallel data_parallel: averages a module's gradients over ranks during the backward pass
+    fusing        fuse: replaces several torch calls of a model by one call of these ops
+    patterns      the patterns that fuse searches for in a forward's graph
+    forward_guards  conditions of a fused forward, checked at each call
     graphs        CUDA graphs of a fused model's forward
-    graph_recorder      what records and replays them
-    training_graphs     CUDA graphs of its training steps: which calls are learnt, recorded and replayed
-    training_recording  how one is recorded and held against the model itself
-    training_step       its two graphs behind one node of autograd
-    training_call       a call with other operands and parameters
-    model_state   what a model consists of, and whether it is as it was
-    masks         masks of attention as cuDNN adds them
-    fused         what a fused model calls
-    torch_layers  torch's layers for transformers in a fused model
-    transformers_rotary     what they call for the position of queries and keys
-    transformers_attention  what attention modules of transformers call in a fused model
-    shared        what the ops share
+    graph_recorder      records CUDA graphs and orders their replays
+    training_graphs     CUDA graphs of training steps: decides which calls are observed, recorded or replayed
+    training_recording  records a training step and compares it with the model itself
+    training_step       a recorded step: two graphs behind one autograd node
+    training_call       a call that can be repeated with other operands and parameters
+    model_state   a snapshot of a model, to detect changes
+    masks         attention masks in the form that cuDNN adds to scores
+    fused         functions that a fused model calls
+    torch_layers  forwards for torch's transformer layers in a fused model
+    transformers_rotary     the rotary embedding that fused transformers models call
+    transformers_attention  the attention function that fused transformers models call
+    shared        code that the ops share
 
-What a row does not take is refused with NoRow, which says why, as everywhere here.
+Operands that no row supports raise NoRow with the reasons, as in the rest of the library.
 """
 
 from __future__ import annotations

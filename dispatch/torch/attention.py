@@ -1,4 +1,4 @@
-"""`scaled_dot_product_attention` by cuDNN's fused attention, with autograd."""
+"""`scaled_dot_product_attention` with cuDNN's fused attention and autograd."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["scaled_dot_product_attention"]
 
 SdpaFwdRequest: Callable[..., Any] = _SdpaFwdRequest
-sdpa_fwd: Callable[..., Any] = _sdpa_fwd  # which take torch's tensors, too
+sdpa_fwd: Callable[..., Any] = _sdpa_fwd  # these accept torch tensors, too
 sdpa_bwd: Callable[..., Any] = _sdpa_bwd
 DTYPES = (torch.float16, torch.bfloat16)
 
@@ -47,24 +47,25 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """softmax(scale · Q · Kᵀ + mask) · V, as torch.nn.functional.scaled_dot_product_attention has it.
+    """softmax(scale · Q · Kᵀ + mask) · V, like torch.nn.functional.scaled_dot_product_attention.
 
     Args:
-        query: (B, Hq, Sq, D), f16 or bf16, for cuDNN has no other; D a multiple of 8 up to 256.
-        key: (B, Hk, Skv, D), where Hk divides Hq: groups of heads share one of K and V.
+        query: (B, Hq, Sq, D), f16 or bf16 (cuDNN supports no other dtype); D is a multiple of 8 up to 256.
+        key: (B, Hk, Skv, D), where Hk divides Hq: a group of query heads shares one head of K and V.
         value: (B, Hk, Skv, Dv).
-        attn_mask: what broadcasts to (B, Hq, Sq, Skv): bools, True for the keys that a query sees, or numbers of
-            query's dtype that are added to the scores. A query that sees no key gets 0, as in torch.
-        dropout_p: the probability of a weight to be dropped, from 0 to below 1; drawn by torch's generator, other
-            weights than torch drops.
-        is_causal: query i sees the keys up to i, also where there are more or fewer keys than queries; without a mask.
+        attn_mask: a tensor that broadcasts to (B, Hq, Sq, Skv): bools, True where a query attends to a key, or numbers
+            in query's dtype that are added to the scores. The result of a query without visible keys is 0, as in torch.
+        dropout_p: the probability that a weight is dropped, 0 <= p < 1. The seed is drawn from torch's generator; the
+            dropped weights are not the ones that torch would drop.
+        is_causal: query i attends to the keys up to i, even if the numbers of keys and queries differ; not together
+            with a mask.
         scale: above 0; None for 1/√D.
-        enable_gqa: fewer heads of K and V are taken with it and without.
+        enable_gqa: ignored; fewer heads of K and V are accepted either way.
 
-    Heads and tokens may lie in either order, (B, S, H, D).transpose(1, 2) too: what lies otherwise is copied. Gives
-    back (B, Hq, Sq, Dv), which lies as the query does where Dv is D, else dense. Extents are 1 or more, and a gradient
-    needs two queries or two keys; a mask of numbers has one, too. Raises BadRequest for operands that do not fit,
-    NoRow for what cuDNN does not take.
+    Heads and tokens may be stored in either order, e.g. (B, S, H, D).transpose(1, 2); operands with other layouts are
+    copied. Returns (B, Hq, Sq, Dv), with the same layout as query if Dv equals D, else dense. Extents are 1 or more. A
+    gradient needs at least two queries or two keys; a mask of numbers has a gradient, too. Raises BadRequest for
+    invalid operands, NoRow for operands that cuDNN does not support.
     """
     del enable_gqa
     result: torch.Tensor
@@ -77,33 +78,33 @@ def scaled_dot_product_attention(
     _check_shapes(query, key, value)
     if type(dropout_p) not in (int, float) or not 0 <= dropout_p < 1:
         raise BadRequest("dropout_p", repr(dropout_p), "a probability from 0 to below 1")
-    bias, blind = _bias_of(attn_mask, query, key, is_causal)
+    bias, masked_queries = _bias_of(attn_mask, query, key, is_causal)
     if dropout_p == 0 and not needs_gradient(query, key, value, bias) and ATTENTION.direct(query, key, value, bias):
         result = _inference(query, key, value, bias, is_causal, scale)
-        return result if blind is None else result.masked_fill_(blind, 0)
-    # Drawn here, so that the op gives the same for the same operands, as torch.compile takes it to.
+        return result if masked_queries is None else result.masked_fill_(masked_queries, 0)
+    # Drawn outside the op: torch.compile assumes that an op returns the same result for the same operands.
     seed = torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=query.device) if dropout_p else None
     result = ATTENTION(query, key, value, bias, seed, float(dropout_p), is_causal, scale)[0]
-    return result if blind is None else result.masked_fill(blind, 0)
+    return result if masked_queries is None else result.masked_fill(masked_queries, 0)
 
 
 CALLS = FunctionCallCache(("query", "key", "value", "bias"), ("is_causal", "scale"), optional=("bias",))
 
 
 def _inference(query: Any, key: Any, value: Any, bias: Any, is_causal: bool, scale: float | None) -> torch.Tensor:
-    """O without what a gradient reads; the next call like it is to find the plan."""
+    """O without the statistics for a gradient; caches the plan for the next similar call."""
     operands = (query, key, value, bias)
     out: torch.Tensor
     if bias is not None and is_plain_inference():
         out = CALLS.run(*operands, is_causal, scale)
         if out is not CACHE_MISS:
             return out
-    choices = _choices(bias, None, 0.0, is_causal, scale)
-    ready = (_ready(query), _ready(key), _ready(value))
+    options = _options(bias, None, 0.0, is_causal, scale)
+    aligned = (_aligned(query), _aligned(key), _aligned(value))
     if not on_gpu(query) or CALLS.known(*operands, is_causal, scale):
-        out = sdpa_fwd(*ready, **choices)
+        out = sdpa_fwd(*aligned, **options)
         return out
-    request = SdpaFwdRequest(*ready, **choices)
+    request = SdpaFwdRequest(*aligned, **options)
     out = run(request)
     views = {"q": "query", "k": "key", "v": "value", "bias": "bias"}
     CALLS.learn(request, views, operands, (is_causal, scale), {})
@@ -126,7 +127,7 @@ def _check_shapes(query: Any, key: Any, value: Any) -> None:
 
 
 def _bias_of(mask: Any, query: Any, key: Any, is_causal: bool) -> tuple[Any, Any]:
-    """What is added to the scores, and which queries see no key; None without a mask."""
+    """The tensor to add to the scores, and the queries without visible keys; None for both without a mask."""
     if mask is None:
         return None, None
     scores = (*query.shape[:3], key.shape[2])
@@ -138,43 +139,43 @@ def _bias_of(mask: Any, query: Any, key: Any, is_causal: bool) -> tuple[Any, Any
         what = f"torch.bool or {query.dtype} on {query.device}"
         raise BadRequest("attn_mask", f"a tensor of {mask.dtype} on {mask.device}", what, "mask.to(…)")
     if mask.ndim > 4 or any(m not in (1, s) for m, s in zip(mask.shape[::-1], scores[::-1], strict=False)):
-        raise BadRequest("attn_mask", f"shape {tuple(mask.shape)}", f"what broadcasts to {scores}")
+        raise BadRequest("attn_mask", f"shape {tuple(mask.shape)}", f"a shape that broadcasts to {scores}")
     return masks.additive_mask(mask, query.dtype, *scores[2:])
 
 
-def _ready(x: Any) -> Any:
-    """The tensor as cuDNN takes it: heads dense, tokens and heads at multiples of 16 bytes; a copy where it is not."""
-    apart = [step * x.element_size() for step, extent in zip(x.stride()[:3], x.shape[:3], strict=True) if extent > 1]
-    sound = x.stride(3) == 1 and x.data_ptr() % ALIGNED == 0
-    if sound and all(step and step % ALIGNED == 0 for step in apart):
+def _aligned(x: Any) -> Any:
+    """The tensor in a layout that cuDNN supports: dense heads, other strides multiples of 16 bytes; else a copy."""
+    strides = [s * x.element_size() for s, extent in zip(x.stride()[:3], x.shape[:3], strict=True) if extent > 1]
+    is_aligned = x.stride(3) == 1 and x.data_ptr() % ALIGNED == 0
+    if is_aligned and all(stride and stride % ALIGNED == 0 for stride in strides):
         return x
     return x.clone(memory_format=torch.contiguous_format)
 
 
-def _alike(x: Any) -> Any:
-    """An uninitialized tensor that lies as x does, with dense heads."""
+def _empty_like(x: Any) -> Any:
+    """An uninitialized tensor with the same layout as x, but with dense heads."""
     return torch.empty_like(x) if x.stride(3) == 1 else x.new_empty(x.shape)
 
 
-def _choices(bias: Any, seed: Any, dropout: float, is_causal: bool, scale: float | None) -> dict[str, Any]:
-    found: dict[str, Any] = {"scale": scale}
+def _options(bias: Any, seed: Any, dropout: float, is_causal: bool, scale: float | None) -> dict[str, Any]:
+    options: dict[str, Any] = {"scale": scale}
     if bias is not None:
-        found["bias"] = dense(bias)
+        options["bias"] = dense(bias)
     if is_causal:
-        found["right_bound"] = 0
+        options["right_bound"] = 0
     if dropout:
-        found |= {"dropout": dropout, "seed": dense(seed), "offset": torch.zeros_like(seed)}
-    return found
+        options |= {"dropout": dropout, "seed": dense(seed), "offset": torch.zeros_like(seed)}
+    return options
 
 
 def _forward(
     query: Any, key: Any, value: Any, bias: Any, seed: Any, dropout: float, is_causal: bool, scale: float | None
 ) -> tuple[Any, Any]:
-    """O, and in f32 the logarithm of the sums (B, Hq, Sq, 1), which the gradient reads."""
+    """O, and the logarithms of the softmax sums (B, Hq, Sq, 1) in f32, which the gradient reads."""
     out, stats = _forward_fake(query, key, value, bias, seed, dropout, is_causal, scale)
-    ready = (_ready(query), _ready(key), _ready(value))
-    choices = _choices(bias, seed, dropout, is_causal, scale)
-    sdpa_fwd(*ready, out=out, stats_out=stats, stats=True, **choices)
+    aligned = (_aligned(query), _aligned(key), _aligned(value))
+    options = _options(bias, seed, dropout, is_causal, scale)
+    sdpa_fwd(*aligned, out=out, stats_out=stats, stats=True, **options)
     return out, stats
 
 
@@ -182,7 +183,7 @@ def _forward_fake(
     query: Any, _key: Any, value: Any, _bias: Any, _seed: Any, _dropout: float, _is_causal: bool, _scale: float | None
 ) -> tuple[Any, Any]:
     shape = (*query.shape[:3], value.shape[3])
-    out = _alike(query) if value.shape[3] == query.shape[3] else query.new_empty(shape)
+    out = _empty_like(query) if value.shape[3] == query.shape[3] else query.new_empty(shape)
     return out, query.new_empty((*query.shape[:3], 1), dtype=torch.float32)
 
 
@@ -190,16 +191,16 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
     *tensors, dropout, is_causal, scale = inputs
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
-    ctx.choices = (dropout, is_causal, scale)
+    ctx.options = (dropout, is_causal, scale)
     ctx.save_for_backward(*tensors, *output)
 
 
 def _backward(ctx: Any, do: Any, _: Any) -> tuple[Any, ...]:
     if do is None:
         return (None,) * 8
-    of_bias = ctx.needs_input_grad[3]
-    *found, dbias = ATTENTION_BACKWARD(do, *ctx.saved_tensors, *ctx.choices, of_bias)
-    return (*found, dbias if of_bias else None, *(None,) * 4)
+    needs_dbias = ctx.needs_input_grad[3]
+    *gradients, dbias = ATTENTION_BACKWARD(do, *ctx.saved_tensors, *ctx.options, needs_dbias)
+    return (*gradients, dbias if needs_dbias else None, *(None,) * 4)
 
 
 def _gradients(
@@ -214,23 +215,23 @@ def _gradients(
     dropout: float,
     is_causal: bool,
     scale: float | None,
-    of_bias: bool,
+    needs_dbias: bool,
 ) -> tuple[Any, ...]:
-    """dQ, dK, dV, and that of the bias."""
-    dq, dk, dv = _alike(query), _alike(key), _alike(value)
-    ready = (_ready(t) for t in (query, key, value, out, do))
-    choices = _choices(bias, seed, dropout, is_causal, scale)
+    """dQ, dK, dV and the gradient of the bias."""
+    dq, dk, dv = _empty_like(query), _empty_like(key), _empty_like(value)
+    aligned = (_aligned(t) for t in (query, key, value, out, do))
+    options = _options(bias, seed, dropout, is_causal, scale)
     dbias = empty_result(query)
-    if of_bias:
+    if needs_dbias:
         dbias = query.new_empty(bias.shape)
-        choices |= {"dbias": dbias, "bias_gradient": True}
-    sdpa_bwd(*ready, stats.contiguous(), dq=dq, dk=dk, dv=dv, **choices)
+        options |= {"dbias": dbias, "bias_gradient": True}
+    sdpa_bwd(*aligned, stats.contiguous(), dq=dq, dk=dk, dv=dv, **options)
     return dq, dk, dv, dbias
 
 
 def _gradients_fake(_do: Any, query: Any, key: Any, value: Any, bias: Any, *others: Any) -> tuple[Any, ...]:
     dbias = query.new_empty(bias.shape) if others[-1] else empty_result(query)
-    return _alike(query), _alike(key), _alike(value), dbias
+    return _empty_like(query), _empty_like(key), _empty_like(value), dbias
 
 
 ATTENTION = define(
@@ -245,7 +246,7 @@ ATTENTION = define(
 ATTENTION_BACKWARD = define(
     "attention_backward",
     "(Tensor do, Tensor query, Tensor key, Tensor value, Tensor? bias, Tensor? seed, Tensor out, Tensor stats, "
-    "float dropout, bool is_causal, float? scale, bool of_bias) -> (Tensor, Tensor, Tensor, Tensor)",
+    "float dropout, bool is_causal, float? scale, bool needs_dbias) -> (Tensor, Tensor, Tensor, Tensor)",
     _gradients,
     _gradients_fake,
 )

@@ -1,4 +1,4 @@
-"""`conv2d` with bias, residual and ReLU in one call of cuDNN, with autograd."""
+"""`conv2d` with bias, residual and ReLU in one cuDNN call, with autograd."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["conv2d", "result_shape"]
 
-conv_fwd: Callable[..., Any] = _conv_fwd  # which take torch's tensors, too
+conv_fwd: Callable[..., Any] = _conv_fwd  # these accept torch tensors, too
 conv_bwd_data: Callable[..., Any] = _conv_bwd_data
 conv_bwd_filter: Callable[..., Any] = _conv_bwd_filter
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -36,38 +36,40 @@ def conv2d(
     activation: str | None = None,
     residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """activation(conv(x, weight) + residual + bias), as torch.nn.functional.conv2d has it with what comes behind it.
+    """activation(conv(x, weight) + residual + bias): torch.nn.functional.conv2d and the operations after it.
 
     Args:
         x: (N, C, H, W), with channels first or last; f64, f32, f16 or bf16.
         weight: (K, C / groups, R, S), of x's dtype.
         bias: (K,), of x's dtype.
-        stride, padding, dilation: a number, or one for each axis.
+        stride, padding, dilation: one number, or one for each axis.
         groups: a divisor of C and K.
         activation: None or "relu".
-        residual: of the result's shape and x's dtype; with a "relu" behind it, which is what rows fuse in any layout.
+        residual: of the result's shape and x's dtype; only with activation="relu", because only this combination is
+            fused in every layout.
 
-    Gives back (N, K, …), with channels last where x alone lies so, else first. f32 is not rounded to TF32. Under
-    autocast all operands are in autocast's dtype, but for f64 ones. A gradient of the gradient is refused. Raises
-    BadRequest for operands that do not fit, NoRow for what cuDNN does not take.
+    Returns (N, K, …), with channels last if x is stored with channels last and not also contiguous, else with channels
+    first. f32 is not rounded to TF32. Under autocast all operands except f64 ones are cast to autocast's dtype. A
+    gradient of the gradient is refused. Raises BadRequest for invalid operands, NoRow for operands that cuDNN does not
+    support.
     """
     x, weight, bias, residual = autocast(x, weight, bias, residual)
     optional = {name: t for name, t in (("bias", bias), ("residual", residual)) if t is not None}
     check_tensors(DTYPES, x=x, weight=weight, **optional)
-    steps = [*_pair("stride", stride, 1), *_pair("padding", padding, 0), *_pair("dilation", dilation, 1)]
+    geometry = [*_pair("stride", stride, 1), *_pair("padding", padding, 0), *_pair("dilation", dilation, 1)]
     if activation not in (None, "relu"):
         raise BadRequest("activation", repr(activation), 'None or "relu"')
     if residual is not None and activation is None:
         raise BadRequest("residual", "a tensor without an activation", 'one with activation="relu"', "add it yourself")
     _check_shapes(x, weight, bias, groups)
-    y: torch.Tensor = CONV(x, weight, bias, residual, steps, groups, activation == "relu")
+    y: torch.Tensor = CONV(x, weight, bias, residual, geometry, groups, activation == "relu")
     return y
 
 
 def _pair(name: str, value: Any, least: int) -> tuple[int, int]:
     pair = value if isinstance(value, (tuple, list)) else (value, value)
     if len(pair) != 2 or any(type(one) is not int or one < least for one in pair):
-        raise BadRequest(name, repr(value), f"a whole number from {least} on, or two")
+        raise BadRequest(name, repr(value), f"an integer of at least {least}, or two")
     return (pair[0], pair[1])
 
 
@@ -78,104 +80,112 @@ def _check_shapes(x: Any, weight: Any, bias: Any, groups: Any) -> None:
             raise BadRequest(name, f"shape {tuple(t.shape)}", "four axes of 1 or more", hint)
     if type(groups) is not int or groups < 1 or x.shape[1] != weight.shape[1] * groups or weight.shape[0] % groups:
         what = f"{groups!r} with x {tuple(x.shape)} and weight {tuple(weight.shape)}"
-        raise BadRequest("groups", what, "weight (K, C / groups, …) with whole groups")
+        raise BadRequest("groups", what, "weight (K, C / groups, …) where groups divides C and K")
     if bias is not None and bias.shape != weight.shape[:1]:
         raise BadRequest("bias", f"shape {tuple(bias.shape)}", f"({weight.shape[0]},), one for each filter")
 
 
 def _order(x: Any) -> torch.memory_format:
-    """Channels last where x alone lies so: one that lies both ways has them first."""
+    """Channels last if x has that layout only; a tensor with both layouts counts as channels first."""
     if x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous():
         return torch.channels_last
     return torch.contiguous_format
 
 
-def _steps(steps: list[int]) -> dict[str, Any]:
-    return {"stride": (steps[0], steps[1]), "pad": (steps[2], steps[3]), "dilation": (steps[4], steps[5])}
+def _geometry_arguments(geometry: list[int]) -> dict[str, Any]:
+    return {
+        "stride": (geometry[0], geometry[1]),
+        "pad": (geometry[2], geometry[3]),
+        "dilation": (geometry[4], geometry[5]),
+    }
 
 
-def _forward(x: Any, weight: Any, bias: Any, residual: Any, steps: list[int], groups: int, relu: bool) -> Any:
+def _forward(x: Any, weight: Any, bias: Any, residual: Any, geometry: list[int], groups: int, relu: bool) -> Any:
     order = _order(x)
-    y = _forward_fake(x, weight, bias, residual, steps, groups, relu)
-    given: dict[str, Any] = {}
-    if bias is not None or relu:  # kernels that fuse an activation have a bias
-        given["bias"] = dense(weight.new_zeros(weight.shape[0]) if bias is None else bias)
+    y = _forward_fake(x, weight, bias, residual, geometry, groups, relu)
+    options: dict[str, Any] = {}
+    if bias is not None or relu:  # kernels with a fused activation need a bias
+        options["bias"] = dense(weight.new_zeros(weight.shape[0]) if bias is None else bias)
     if residual is not None:
-        given["z"] = dense(residual, order)
+        options["z"] = dense(residual, order)
     if relu:
-        given["activation"] = Activation.RELU_FWD
-    conv_fwd(dense(x, order), dense(weight, order), out=y, **given, **_steps(steps))
+        options["activation"] = Activation.RELU_FWD
+    conv_fwd(dense(x, order), dense(weight, order), out=y, **options, **_geometry_arguments(geometry))
     return y
 
 
 def result_shape(x: Any, weight: Any, stride: Pair, padding: Pair, dilation: Pair) -> tuple[Any, ...]:
     """The shape of a convolution's result."""
-    steps = [*_pair("stride", stride, 1), *_pair("padding", padding, 0), *_pair("dilation", dilation, 1)]
-    return _result_shape(x, weight, steps)
+    geometry = [*_pair("stride", stride, 1), *_pair("padding", padding, 0), *_pair("dilation", dilation, 1)]
+    return _result_shape(x, weight, geometry)
 
 
-def _result_shape(x: Any, weight: Any, steps: list[int]) -> tuple[Any, ...]:
+def _result_shape(x: Any, weight: Any, geometry: list[int]) -> tuple[Any, ...]:
     extents = [
-        (x.shape[2 + axis] + 2 * steps[2 + axis] - steps[4 + axis] * (weight.shape[2 + axis] - 1) - 1) // steps[axis]
+        (x.shape[2 + axis] + 2 * geometry[2 + axis] - geometry[4 + axis] * (weight.shape[2 + axis] - 1) - 1)
+        // geometry[axis]
         + 1
         for axis in (0, 1)
     ]
     return (x.shape[0], weight.shape[0], *extents)
 
 
-def _forward_fake(x: Any, weight: Any, _bias: Any, _residual: Any, steps: list[int], _groups: int, _relu: bool) -> Any:
-    shape = _result_shape(x, weight, steps)
+def _forward_fake(
+    x: Any, weight: Any, _bias: Any, _residual: Any, geometry: list[int], _groups: int, _relu: bool
+) -> Any:
+    shape = _result_shape(x, weight, geometry)
     return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=_order(x))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    x, weight, bias, residual, steps, groups, relu = inputs
-    ctx.choices = (steps, groups)
-    ctx.given = (bias is not None, residual is not None)
+    x, weight, _, _, geometry, groups, relu = inputs
+    ctx.choices = (geometry, groups)
     ctx.save_for_backward(x, weight, output if relu else None)
 
 
 def _backward(ctx: Any, dy: Any) -> tuple[Any, ...]:
     x, weight, y = ctx.saved_tensors
-    of_x, of_weight, of_bias, of_residual = ctx.needs_input_grad[:4]
+    needs_dx, needs_dweight, needs_dbias, needs_dresidual = ctx.needs_input_grad[:4]
     dz = dy if y is None else torch.ops.aten.threshold_backward(dy, y, 0)
-    dx, dweight = CONV_BACKWARD(dz, x, weight, *ctx.choices, of_x, of_weight) if of_x or of_weight else (None, None)
+    dx, dweight = None, None
+    if needs_dx or needs_dweight:
+        dx, dweight = CONV_BACKWARD(dz, x, weight, *ctx.choices, needs_dx, needs_dweight)
     return (
-        dx if of_x else None,
-        dweight if of_weight else None,
-        dz.sum((0, 2, 3)) if of_bias else None,
-        dz if of_residual else None,
+        dx if needs_dx else None,
+        dweight if needs_dweight else None,
+        dz.sum((0, 2, 3)) if needs_dbias else None,
+        dz if needs_dresidual else None,
         *(None,) * 3,
     )
 
 
 def _gradients(
-    dz: Any, x: Any, weight: Any, steps: list[int], groups: int, of_x: bool, of_weight: bool
+    dz: Any, x: Any, weight: Any, geometry: list[int], groups: int, needs_dx: bool, needs_dweight: bool
 ) -> tuple[Any, Any]:
     """dx and dweight."""
     order = _order(x)
-    dz, choices = dense(dz, order), {**_steps(steps), "group_count": groups}
-    dx, dweight = _gradients_fake(dz, x, weight, steps, groups, of_x, of_weight)
-    if of_x:
+    dz, choices = dense(dz, order), {**_geometry_arguments(geometry), "group_count": groups}
+    dx, dweight = _gradients_fake(dz, x, weight, geometry, groups, needs_dx, needs_dweight)
+    if needs_dx:
         conv_bwd_data(dz, dense(weight, order), out=dx, **choices)
-    if of_weight:
+    if needs_dweight:
         conv_bwd_filter(dz, dense(x, order), out=dweight, **choices)
     return dx, dweight
 
 
 def _gradients_fake(
-    _dz: Any, x: Any, weight: Any, _steps: list[int], _groups: int, of_x: bool, of_weight: bool
+    _dz: Any, x: Any, weight: Any, _geometry: list[int], _groups: int, needs_dx: bool, needs_dweight: bool
 ) -> tuple[Any, Any]:
     dx, dweight = (
         torch.empty(t.shape, dtype=t.dtype, device=t.device, memory_format=_order(x)) if wanted else empty_result(t)
-        for t, wanted in ((x, of_x), (weight, of_weight))
+        for t, wanted in ((x, needs_dx), (weight, needs_dweight))
     )
     return dx, dweight
 
 
 CONV = define(
     "conv2d",
-    "(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, int[] steps, int groups, bool relu) -> Tensor",
+    "(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, int[] geometry, int groups, bool relu) -> Tensor",
     _forward,
     _forward_fake,
     _save,
@@ -183,7 +193,8 @@ CONV = define(
 )
 CONV_BACKWARD = define(
     "conv2d_backward",
-    "(Tensor dz, Tensor x, Tensor weight, int[] steps, int groups, bool of_x, bool of_weight) -> (Tensor, Tensor)",
+    "(Tensor dz, Tensor x, Tensor weight, int[] geometry, int groups, bool needs_dx, bool needs_dweight) "
+    "-> (Tensor, Tensor)",
     _gradients,
     _gradients_fake,
 )

@@ -1,8 +1,9 @@
-"""data_parallel: a module of torch on several ranks, whose gradients are averaged over them as they are computed.
+"""data_parallel: a torch module on several ranks, whose gradients are averaged during the backward pass.
 
-As torch.nn.parallel.DistributedDataParallel does it (https://arxiv.org/abs/2006.15704), over this library's worlds and
-`GradientBuckets`, and with the module as it is: neither its class nor its parameters' names change, and a training loop
-stays what it was. Gradients are copied into a bucket by one call once all of it are there, and lie there from then on.
+It works like torch.nn.parallel.DistributedDataParallel (https://arxiv.org/abs/2006.15704), with this library's worlds
+and `GradientBuckets`. It does not wrap the module: its class and its parameters' names do not change, and the training
+loop stays the same. When all gradients of a bucket are computed, one call copies them into the bucket; from then on
+they are views of the bucket's memory.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd import Variable
-from torch.utils.dlpack import from_dlpack as from_ours
+from torch.utils.dlpack import from_dlpack as torch_from_dlpack
 
 from dispatch.core.communicator import communicator_of
 from dispatch.device.external_memory import from_dlpack
@@ -35,11 +36,11 @@ NO_PASS = -1  # no backward pass
 
 
 class _Bucket:
-    """Gradients that go round together: who is still missing, and where they lie."""
+    """Gradients that are reduced together: how many are not computed yet, and where they are stored."""
 
     def __init__(self, buckets: GradientBuckets) -> None:
         self.buckets = buckets
-        self.places: list[int] = []  # in `buckets`
+        self.places: list[int] = []  # indices of the gradients in `buckets`
         self.parameters: list[torch.nn.Parameter] = []
         self.views: list[torch.Tensor] = []
         self.addresses: list[int] = []
@@ -48,11 +49,11 @@ class _Bucket:
 
 
 class DataParallel:
-    """What `data_parallel` has made of a module: its gradients come out of `backward` as the mean over all ranks.
+    """The result of `data_parallel`: after `backward`, the module's gradients are the mean over all ranks.
 
     Attributes:
         module: the module itself.
-        comm: the communicator whose ranks take part.
+        comm: the communicator of the participating ranks.
     """
 
     def __init__(self, module: torch.nn.Module, comm: Ranks, bucket_bytes: int, reduce: RedOp | str) -> None:
@@ -67,7 +68,7 @@ class DataParallel:
             self._broadcast_state(module)
             self._buckets = self._make_buckets(parameters, bucket_bytes, reduce)
         self._all_buckets = tuple(dict.fromkeys(bucket.buckets for bucket in self._buckets))
-        # The module keeps this by its hooks: what nobody else keeps goes on as long as the module does.
+        # The hooks keep a reference to this object, so it lives at least as long as the module.
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._make_hook(bucket))  # type: ignore[no-untyped-call]
             for bucket in self._buckets
@@ -77,59 +78,61 @@ class DataParallel:
 
     def _check(self, parameters: list[torch.nn.Parameter]) -> None:
         if not parameters:
-            raise BadRequest("module", "one without parameters that take a gradient", "at least one")
+            raise BadRequest(
+                "module", "a module without parameters that require a gradient", "at least one such parameter"
+            )
         for parameter in parameters:
-            here = "cpu" if self.comm.device.is_host else f"cuda:{self.comm.device.ordinal}"
-            there = str(parameter.device)
-            if there != here:
-                hint = f"module.to({here!r}) before data_parallel"
-                raise BadRequest("module", f"a parameter on {there}", f"all of them on {here}, as comm is", hint)
+            expected = "cpu" if self.comm.device.is_host else f"cuda:{self.comm.device.ordinal}"
+            actual = str(parameter.device)
+            if actual != expected:
+                hint = f"module.to({expected!r}) before data_parallel"
+                raise BadRequest("module", f"a parameter on {actual}", f"all on {expected}, the device of comm", hint)
             if not parameter.is_floating_point():
                 raise BadRequest("module", f"a parameter of {parameter.dtype}", "floating-point ones")
 
     def _stream(self) -> Stream | None:
-        """torch's current stream as ours, which is kept: torch has some dozens of them, and finding one takes long."""
+        """torch's current stream as a Stream. Streams are cached: creating one is slow, and torch has some dozens."""
         if self._on_host:
             return None
         handle = torch._C._cuda_getCurrentRawStream(self._index)
-        found = self._streams.get(handle)
-        if found is None or found.closed:
-            found = self._streams[handle] = Stream(torch.cuda.current_stream(self._index))
-        return found
+        stream = self._streams.get(handle)
+        if stream is None or stream.closed:
+            stream = self._streams[handle] = Stream(torch.cuda.current_stream(self._index))
+        return stream
 
     def _broadcast_state(self, module: torch.nn.Module) -> None:
-        """Begin with rank 0's parameters and buffers on all ranks."""
+        """Copy rank 0's parameters and buffers to all ranks."""
         for tensor in (*module.parameters(), *module.buffers()):
             if tensor.numel():
                 dense = tensor.detach().contiguous()
-                whole = from_dlpack(dense if dense.dtype != torch.bool else dense.view(torch.uint8))
-                broadcast(whole, comm=self.comm, root=0, out=whole)
+                buffer = from_dlpack(dense if dense.dtype != torch.bool else dense.view(torch.uint8))
+                broadcast(buffer, comm=self.comm, root=0, out=buffer)
                 if dense.data_ptr() != tensor.data_ptr():
                     tensor.detach().copy_(dense)
 
     def _make_buckets(
         self, parameters: list[torch.nn.Parameter], bucket_bytes: int, reduce: RedOp | str
     ) -> list[_Bucket]:
-        found: list[_Bucket] = []
-        for dtype in dict.fromkeys(each.dtype for each in parameters):
-            mine = [each for each in parameters if each.dtype == dtype]
-            shapes = [tuple(each.shape) for each in mine]
-            kind = Dtype.of(str(dtype).removeprefix("torch."))
-            made = GradientBuckets(shapes, comm=self.comm, dtype=kind, bucket_bytes=bucket_bytes, reduce=reduce)
-            of_this = [_Bucket(made) for _ in range(made.count)]
-            for place, (parameter, gradient) in enumerate(zip(mine, made.gradients, strict=True)):
-                bucket, view = of_this[made.bucket_of[place]], from_ours(gradient)
+        all_buckets: list[_Bucket] = []
+        for torch_dtype in dict.fromkeys(each.dtype for each in parameters):
+            same_dtype = [each for each in parameters if each.dtype == torch_dtype]
+            shapes = [tuple(each.shape) for each in same_dtype]
+            dtype = Dtype.of(str(torch_dtype).removeprefix("torch."))
+            buckets = GradientBuckets(shapes, comm=self.comm, dtype=dtype, bucket_bytes=bucket_bytes, reduce=reduce)
+            of_dtype = [_Bucket(buckets) for _ in range(buckets.count)]
+            for place, (parameter, gradient) in enumerate(zip(same_dtype, buckets.gradients, strict=True)):
+                bucket, view = of_dtype[buckets.bucket_of[place]], torch_from_dlpack(gradient)
                 bucket.places.append(place)
                 bucket.parameters.append(parameter)
                 bucket.views.append(view)
                 bucket.addresses.append(view.data_ptr())
-            found += of_this
-        return found
+            all_buckets += of_dtype
+        return all_buckets
 
     # -- a backward pass ------------------------------------------------------------------------------------------
     def _begin(self) -> None:
-        self._next_bucket = 0  # the bucket that goes next: in the same order on all ranks
-        self._pass_id = NO_PASS  # the backward pass that is under way
+        self._next_bucket = 0  # the next bucket to reduce: the order is the same on all ranks
+        self._pass_id = NO_PASS  # the current backward pass
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
             bucket.streams.clear()
@@ -138,7 +141,7 @@ class DataParallel:
         return lambda _: self._gradient_ready(bucket)
 
     def _gradient_ready(self, bucket: _Bucket) -> None:
-        """One more gradient of a bucket has been accumulated, on the autograd thread's current stream."""
+        """Called after a gradient of a bucket was accumulated, on the autograd thread's current stream."""
         if not self._is_enabled:
             return
         task = torch._C._current_graph_task_id()
@@ -153,13 +156,13 @@ class DataParallel:
 
     def _pass_started(self, task: int) -> None:
         if self._pass_id != NO_PASS:
-            what = f"{self!r}: a backward pass was left by an error, and the other ranks wait for its gradients"
+            what = f"{self!r}: a backward pass ended with an error, and the other ranks wait for its gradients"
             self.comm.raise_failed(CollectiveError(what))
         self._pass_id = task
         Variable._execution_engine.queue_callback(self._pass_ended)
 
     def _send(self, bucket: _Bucket) -> None:
-        """Have a bucket's gradients in its memory, and that averaged beside what is computed still."""
+        """Copy a bucket's gradients to its memory and average them while the backward pass continues."""
         if len(bucket.streams) > 1:
             current = torch.cuda.current_stream(self._index)
             for handle in bucket.streams - {current.cuda_stream}:
@@ -168,7 +171,7 @@ class DataParallel:
         outside, views = [], []
         for parameter, view, address in zip(bucket.parameters, bucket.views, bucket.addresses, strict=True):
             gradient = parameter.grad
-            if gradient is None:  # of no use in this pass
+            if gradient is None:  # the parameter was not used in this pass
                 view.zero_()
             elif gradient.is_sparse:
                 raise BadRequest("module", "a sparse gradient", "dense ones", "Embedding(…, sparse=False)")
@@ -184,7 +187,7 @@ class DataParallel:
             bucket.buckets.ready(place, stream)
 
     def _pass_ended(self) -> None:
-        """The backward pass has ended: what it had no use for counts as zeros, and torch's stream waits for all."""
+        """Called at the end of a backward pass: unused gradients become zeros; torch's stream waits for all buckets."""
         while self._next_bucket < len(self._buckets):
             self._send(self._buckets[self._next_bucket])
             self._next_bucket += 1
@@ -196,7 +199,7 @@ class DataParallel:
     # -- what users call ------------------------------------------------------------------------------------------
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """In this block gradients are accumulated on each rank alone; the next backward pass averages their sum."""
+        """In this block each rank accumulates its own gradients; the next backward pass averages their sum."""
         if self.closed:
             raise Closed("this data_parallel was closed")
         before, self._is_enabled = self._is_enabled, False
@@ -206,7 +209,7 @@ class DataParallel:
             self._is_enabled = before
 
     def close(self) -> None:
-        """Leave the module alone from now on; a second call does nothing."""
+        """Stop averaging the module's gradients; a second call does nothing."""
         self.closed, self._is_enabled = True, False
         while self._hooks:
             self._hooks.pop().remove()
@@ -224,11 +227,12 @@ class DataParallel:
 def data_parallel(
     module: torch.nn.Module, *, comm: Ranks, bucket_bytes: int = BUCKET_BYTES, reduce: RedOp | str = RedOp.AVG
 ) -> DataParallel:
-    """Have a module's gradients averaged over ranks in each backward pass, from the next one on.
+    """Average a module's gradients over ranks in each backward pass, from the next one on.
 
-    Each rank has the module on its device, and calls this; then all have rank 0's parameters and buffers. In a backward
-    pass a bucket goes round as soon as its gradients are there, beside the rest of it; what follows `backward()` on
-    torch's current stream, such as the optimizer's step, waits for the averages. All ranks make as many passes.
+    Each rank calls this with the module on its device; rank 0's parameters and buffers are copied to all ranks. In a
+    backward pass, each bucket is reduced as soon as its gradients are computed, while the pass continues. Work that
+    follows `backward()` on torch's current stream, such as the optimizer's step, waits for the averages. All ranks must
+    run the same number of backward passes.
 
         parallel = dispatch.torch.data_parallel(model, comm=world)
         for x, y in batches:
@@ -237,18 +241,18 @@ def data_parallel(
             optimizer.zero_grad()
 
     Args:
-        module: whose parameters that take a gradient are on the device of `comm`, of any floating-point dtypes.
-        comm: a World, or one of its communicators. After `world.rebuild()` close this and make another.
-        bucket_bytes: of gradients that go round together.
-        reduce: how gradients of the ranks become one: "avg", "sum", …
+        module: its parameters that require a gradient are on the device of `comm`, in any floating-point dtypes.
+        comm: a World, or one of its communicators. After `world.rebuild()`, close this object and create another one.
+        bucket_bytes: the size of a bucket, i.e. of the gradients that are reduced together.
+        reduce: the reduction over ranks: "avg", "sum", …
 
-    Gives back a DataParallel: `no_sync()` is for accumulation over several passes, and `close()` ends it, which goes on
-    as long as the module otherwise. Parameters that a pass had no use for count as zeros, on all ranks alike. Gradients
-    lie in the buckets, so `p.grad` of the pass before is overwritten by the next. Buffers are each rank's own after the
-    beginning.
+    Returns a DataParallel. Use `no_sync()` to accumulate over several passes. Averaging goes on as long as the module
+    exists, or until `close()`. The gradients of parameters that a pass did not use count as zeros, on every rank.
+    Gradients are views of the buckets, so the next pass overwrites `p.grad` of the previous one. Buffers are not
+    synchronized after the initial copy.
 
-    BadType, BadRequest for what is no module, or is on another device; CollectiveError out of `backward` where a rank
-    is lost.
+    Raises BadType if `module` is no module, BadRequest if it is on another device. `backward` raises CollectiveError
+    if a rank is lost.
     """
     if not isinstance(module, torch.nn.Module):
         raise BadType("module", f"a {type(module).__name__}", "a torch.nn.Module")

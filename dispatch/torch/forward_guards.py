@@ -1,7 +1,7 @@
-"""The guards of a fused forward: everything but the weights that it relies on, checked again at each call.
+"""The guards of a fused forward: everything it depends on except the weights, checked at each call.
 
-A traced forward contains a module's settings as they were: strides, an epsilon, the class of an activation. And an op
-that does the work of several children calls none of them, so their hooks would not run.
+A traced forward contains the module's settings at the time of tracing: strides, an epsilon, the class of an activation.
+An op that replaces several children does not call them, so their hooks would not run.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 __all__ = ["ForwardGuards", "call_counts"]
 
-# The settings of a child that a pattern reads, or takes for granted. A batch norm is folded only in eval mode.
-CHOICES: dict[type, tuple[str, ...]] = {
+# The settings of a child that a pattern reads or assumes. A batch norm is folded only in eval mode.
+CHECKED_SETTINGS: dict[type, tuple[str, ...]] = {
     nn.Conv2d: ("stride", "padding", "dilation", "groups", "padding_mode"),
     nn.BatchNorm2d: ("eps", "training"),
     nn.GELU: ("approximate",),
 }
-OPTIONAL_PARAMETERS = ("weight", "bias")  # a child may lack them, and be given them later
+OPTIONAL_PARAMETERS = ("weight", "bias")  # a child may have none at first, and get one later
 PLAIN_TYPES = (bool, int, float, str, type(None))
 GLOBAL_HOOKS = [
     getattr(torch.nn.modules.module, name)
@@ -63,16 +63,16 @@ class _GuardedValues:
         self.values.append(value)
 
     def holds(self) -> bool:
-        """Whether all values are as expected; some 40 ns for each: the loops are the interpreter's own."""
+        """Whether all values are as expected; about 40 ns per value, because the loops run in C."""
         try:
             is_unchanged = list(map(dict.get, self.dicts, self.names)) == self.values
-        except (RuntimeError, ValueError):  # a tensor, or an array, that stands there now is not one truth
+        except (RuntimeError, ValueError):  # a new value is a tensor or an array, whose comparison is no single bool
             return False
         return is_unchanged and not any(self.hooks) and list(map(len, self.lists)) == self.lengths
 
 
 class ForwardGuards:
-    """What the forward of a module, and of its copies, relies on.
+    """The conditions under which a fused forward of a module, or of a copy of it, may run.
 
     Args:
         module: the module in its present state.
@@ -84,7 +84,7 @@ class ForwardGuards:
     def __init__(self, module: nn.Module, children: Iterable[str], attributes: Iterable[str] | None = None) -> None:
         is_traced = attributes is None
         self._children = {path: _child_guards(module.get_submodule(path)) for path in children}
-        self._own = (
+        self._attributes = (
             _plain_attributes(module) if attributes is None else {name: module.__dict__[name] for name in attributes}
         )
         self._absent = [name for name, child in module._modules.items() if child is None] if is_traced else []
@@ -92,7 +92,7 @@ class ForwardGuards:
         self._guarded: WeakKeyDictionary[nn.Module, _GuardedValues] = WeakKeyDictionary()
 
     def holds_for(self, module: nn.Module) -> bool:
-        """Whether a module, or a copy of it, is unchanged in everything that matters."""
+        """Whether a module, or a copy of it, is unchanged in everything that the guards cover."""
         guarded = self._guarded.get(module)
         if guarded is not None and guarded.holds():
             return True
@@ -103,8 +103,8 @@ class ForwardGuards:
         return True
 
     def holds_while_compiling(self, module: Any) -> bool:
-        """The same in code that torch.compile can trace, and turns into guards of its own."""
-        for name, value in self._own.items():
+        """The same check in code that torch.compile can trace and turn into its own guards."""
+        for name, value in self._attributes.items():
             if getattr(module, name) != value:
                 return False
         for name in self._absent:
@@ -116,13 +116,13 @@ class ForwardGuards:
                 found = getattr(found, name)
             if path and len(found) != length:
                 return False
-        for path, (kind, choices, _) in self._children.items():
+        for path, (kind, settings, _) in self._children.items():
             child = module
             for name in path.split("."):
                 child = getattr(child, name)
             if type(child) is not kind or child._forward_hooks or child._forward_pre_hooks:
                 return False
-            for name, value in choices.items():
+            for name, value in settings.items():
                 if getattr(child, name) != value:
                     return False
         return True
@@ -130,7 +130,7 @@ class ForwardGuards:
     def _collect(self, module: Any) -> _GuardedValues | None:
         """The places of the guarded values; None if a child is missing, or is of another class."""
         guarded = _GuardedValues()
-        for name, value in self._own.items():
+        for name, value in self._attributes.items():
             guarded.expect(module.__dict__, name, value)
         for name in self._absent:
             guarded.expect(module._modules, name, None)
@@ -140,7 +140,7 @@ class ForwardGuards:
                 return None
             guarded.lists.append(found._modules)
             guarded.lengths.append(length)
-        for path, (kind, choices, absent) in self._children.items():
+        for path, (kind, settings, absent) in self._children.items():
             child = module
             for name in path.split("."):
                 parent, child = child, child._modules.get(name)
@@ -149,7 +149,7 @@ class ForwardGuards:
                 guarded.expect(parent._modules, name, child)
             if type(child) is not kind:
                 return None
-            for name, value in choices.items():
+            for name, value in settings.items():
                 guarded.expect(child.__dict__, name, value)
             for name in absent:
                 guarded.expect(child._parameters, name, None)
@@ -161,8 +161,8 @@ class ForwardGuards:
 def _child_guards(child: nn.Module) -> tuple[Any, dict[str, Any], list[str]]:
     """A child's class, its settings, and the names of the parameters that it lacks."""
     kind = type(child)
-    choices = {name: child.__dict__[name] for name in CHOICES.get(kind, ())}
-    return kind, choices, [name for name in OPTIONAL_PARAMETERS if child._parameters.get(name, child) is None]
+    settings = {name: child.__dict__[name] for name in CHECKED_SETTINGS.get(kind, ())}
+    return kind, settings, [name for name in OPTIONAL_PARAMETERS if child._parameters.get(name, child) is None]
 
 
 def _plain_attributes(module: nn.Module) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _module_lists(module: nn.Module, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """The children of a module, and of the lists in it that its forward goes through, by their paths."""
+    """The children of a module and of its nested ModuleLists and ModuleDicts, by their paths."""
     yield path, module._modules
     for name, child in module._modules.items():
         if isinstance(child, (nn.ModuleList, nn.ModuleDict)):

@@ -1,4 +1,4 @@
-"""`fp8_linear`: a linear layer whose products are in fp8, with a scale for each tensor, and autograd."""
+"""`fp8_linear`: a linear layer with fp8 products, one scale per tensor, and autograd."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 __all__ = ["fp8_linear"]
 
-matmul: Callable[..., Any] = _matmul  # which takes torch's tensors, too
+matmul: Callable[..., Any] = _matmul  # it accepts torch tensors, too
 DTYPES = (torch.float16, torch.bfloat16)
 FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
-BLOCK = 16  # elements: products of fp8 are over whole ones
+BLOCK = 16  # elements: extents of fp8 products are multiples of it
 
 
 def fp8_linear(
@@ -32,19 +32,19 @@ def fp8_linear(
     scale_weight: torch.Tensor,
     scale_grad: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """x · weightᵀ + bias, where x / scale_x and weight / scale_weight are rounded to f8e4m3 for the product.
+    """x · weightᵀ + bias, with x / scale_x and weight / scale_weight rounded to f8e4m3 for the product.
 
     Args:
         x: (…, in), f16 or bf16; in is a multiple of 16.
         weight: (out, in), of x's dtype; out is a multiple of 16.
         bias: (out,), of x's dtype.
-        scale_x, scale_weight: f32 of one element, above 0, on x's device: the largest magnitude by 448 uses the
-            whole range. What is out of it becomes the largest number there is.
-        scale_grad: likewise that of the result's gradient, which is rounded to f8e5m2; None for 1.
+        scale_x, scale_weight: f32 tensors of one element, above 0, on x's device. The largest magnitude divided by 448
+            uses the whole range of f8e4m3; values outside the range are clamped to its largest number.
+        scale_grad: the scale of the result's gradient, which is rounded to f8e5m2; None for 1.
 
-    Gives back (…, out) of x's dtype: sums are in f32. In the gradient all three products' operands are those of fp8,
-    the rounding passes gradients on as they are, and scales have none. Autocast leaves the op alone. Raises BadRequest
-    for operands that do not fit, NoRow where the GPU has no fp8 (before sm_90).
+    Returns (…, out) of x's dtype; sums are in f32. The products of the gradient have fp8 operands, too. The gradient
+    passes through the rounding unchanged, and scales have no gradient. Autocast does not affect this op. Raises
+    BadRequest for invalid operands, NoRow if the GPU has no fp8 (before sm_90).
     """
     check_tensors(DTYPES, x=x, weight=weight, **({} if bias is None else {"bias": bias}))
     if scale_grad is None:
@@ -65,16 +65,16 @@ def fp8_linear(
 
 
 def _rounded(x: Any, scale: Any, dtype: torch.dtype) -> Any:
-    """x / scale in fp8, dense; what is out of range becomes the largest number."""
+    """x / scale in fp8, dense; values out of range are clamped to the largest number."""
     most = torch.finfo(dtype).max
     return (rows_of(x).float() / scale.reshape(())).clamp(-most, most).to(dtype).contiguous()
 
 
-def _product(a: Any, b_lines: Any, scale_a: Any, scale_b: Any, dtype: torch.dtype, bias: Any = None) -> Any:
-    """a · b_linesᵀ, both dense along what is summed over."""
-    given: dict[str, Any] = {} if bias is None else {"bias": dense(bias), "epilogue": Epilogue.BIAS}
+def _product(a: Any, b_rows: Any, scale_a: Any, scale_b: Any, dtype: torch.dtype, bias: Any = None) -> Any:
+    """a · b_rowsᵀ; both are dense along the axis that is summed over."""
+    options: dict[str, Any] = {} if bias is None else {"bias": dense(bias), "epilogue": Epilogue.BIAS}
     scales = Scales(a=dense(scale_a.reshape(1)), b=dense(scale_b.reshape(1)))
-    return matmul(a, b_lines.T, scales=scales, out_dtype=str(dtype).removeprefix("torch."), **given)
+    return matmul(a, b_rows.T, scales=scales, out_dtype=str(dtype).removeprefix("torch."), **options)
 
 
 def _forward(x: Any, weight: Any, bias: Any, scale_x: Any, scale_weight: Any, _scale_grad: Any) -> Any:
@@ -86,27 +86,29 @@ def _forward_fake(x: Any, weight: Any, _bias: Any, _scale_x: Any, _scale_weight:
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001  # given by name
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001  # torch passes it by name
     x, weight, _, *scales = inputs
     ctx.save_for_backward(x, weight, *scales)
 
 
 def _backward(ctx: Any, dy: Any) -> tuple[Any, ...]:
-    of_x, of_weight, of_bias = ctx.needs_input_grad[:3]
-    dx, dweight = FP8_BACKWARD(dy, *ctx.saved_tensors, of_x, of_weight) if of_x or of_weight else (None, None)
-    dbias = dy.reshape(-1, dy.shape[-1]).sum(0) if of_bias else None
-    return (dx if of_x else None, dweight if of_weight else None, dbias, None, None, None)
+    needs_dx, needs_dweight, needs_dbias = ctx.needs_input_grad[:3]
+    dx, dweight = None, None
+    if needs_dx or needs_dweight:
+        dx, dweight = FP8_BACKWARD(dy, *ctx.saved_tensors, needs_dx, needs_dweight)
+    dbias = dy.reshape(-1, dy.shape[-1]).sum(0) if needs_dbias else None
+    return (dx if needs_dx else None, dweight if needs_dweight else None, dbias, None, None, None)
 
 
 def _gradients(
-    dy: Any, x: Any, weight: Any, scale_x: Any, scale_weight: Any, scale_grad: Any, of_x: bool, of_weight: bool
+    dy: Any, x: Any, weight: Any, scale_x: Any, scale_weight: Any, scale_grad: Any, needs_dx: bool, needs_dweight: bool
 ) -> tuple[Any, Any]:
-    """dx and dweight; rows of zeros fill up what dweight sums over."""
+    """dx and dweight; the axis that dweight sums over is padded with zeros."""
     dx, dweight = empty_result(x), empty_result(weight)
-    if of_x:
+    if needs_dx:
         a, b = _rounded(dy, scale_grad, BACKWARD), _rounded(weight.T, scale_weight, FORWARD)
         dx = _product(a, b, scale_grad, scale_weight, x.dtype).view(x.shape)
-    if of_weight:
+    if needs_dweight:
         rows = rows_of(x).shape[0]
         a, b = (torch.nn.functional.pad(rows_of(t).T, (0, -rows % BLOCK)) for t in (dy, x))
         a, b = _rounded(a, scale_grad, BACKWARD), _rounded(b, scale_x, FORWARD)
@@ -115,11 +117,11 @@ def _gradients(
 
 
 def _gradients_fake(
-    _dy: Any, x: Any, weight: Any, _x: Any, _weight: Any, _grad: Any, of_x: bool, of_weight: bool
+    _dy: Any, x: Any, weight: Any, _x: Any, _weight: Any, _grad: Any, needs_dx: bool, needs_dweight: bool
 ) -> tuple[Any, Any]:
     return (
-        x.new_empty(x.shape) if of_x else empty_result(x),
-        weight.new_empty(weight.shape) if of_weight else empty_result(weight),
+        x.new_empty(x.shape) if needs_dx else empty_result(x),
+        weight.new_empty(weight.shape) if needs_dweight else empty_result(weight),
     )
 
 
@@ -133,8 +135,8 @@ FP8_LINEAR = define(
 )
 FP8_BACKWARD = define(
     "fp8_linear_backward",
-    "(Tensor dy, Tensor x, Tensor weight, Tensor scale_x, Tensor scale_weight, Tensor scale_grad, bool of_x, "
-    "bool of_weight) -> (Tensor, Tensor)",
+    "(Tensor dy, Tensor x, Tensor weight, Tensor scale_x, Tensor scale_weight, Tensor scale_grad, bool needs_dx, "
+    "bool needs_dweight) -> (Tensor, Tensor)",
     _gradients,
     _gradients_fake,
 )

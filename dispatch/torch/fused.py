@@ -1,4 +1,4 @@
-"""What a fused model calls: an op of this package where it takes the operands, else torch's own functions."""
+"""The functions that a fused model calls: an op of this package if it supports the operands, else torch's function."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ __all__ = [
 
 F = torch.nn.functional
 LINEAR_DTYPES = products.DTYPES
-MAX_HEAD = 256  # head of cuDNN's attention
+MAX_HEAD = 256  # the largest head size of cuDNN's attention
 
 
 def operands_fit(dtypes: tuple[torch.dtype, ...], *tensors: Any) -> bool:
-    """Whether an op takes the operands, as far as dtypes, devices and classes go. The first one is a tensor.
+    """Whether an op supports the dtypes, devices and classes of the operands. The first one is a tensor.
 
-    It is asked at each call of a fused model, and so written out: 0.8 µs for three tensors.
+    A fused model checks this at each call, so the loop is written for speed: 0.8 µs for three tensors.
     """
     first = tensors[0]
-    place = "cuda" if first.is_cuda else "cpu"
-    if place == "cpu" and not first.is_cpu:
+    device_type = "cuda" if first.is_cuda else "cpu"
+    if device_type == "cpu" and not first.is_cpu:
         return False
-    cast = torch.get_autocast_dtype(place) if torch.is_autocast_enabled(place) else None
+    cast = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
     device, common = first.device, None
     for t in tensors:
         if t is None:
@@ -87,7 +87,7 @@ def linear(x: Any, weight: Any, bias: Any, activation: str | None) -> Any:
 
 
 def _is_imprecise_gelu(x: Any) -> bool:
-    """Whether cuBLASLt's GELU adds to the error: f32's is off by 1.8e-6 relative to the result, torch's by 1.4e-7."""
+    """Whether cuBLASLt's GELU is less precise than torch's: relative error 1.8e-6 in f32, torch's 1.4e-7."""
     return x.is_cuda and x.dtype is torch.float32 and not torch.is_autocast_enabled("cuda")
 
 
@@ -105,13 +105,13 @@ def mlp(x: Any, weight1: Any, bias1: Any, weight2: Any, bias2: Any, activation: 
 
 
 def conv2d(x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Any:
-    """A convolution and the ReLU behind it."""
+    """A convolution followed by a ReLU."""
     if x.ndim == 4 and x.numel() and operands_fit(convolution.DTYPES, x, weight, bias):
         return convolution.conv2d(x, weight, bias, stride, padding, dilation, groups, "relu")
     return F.relu(F.conv2d(x, weight, bias, stride, padding, dilation, groups))
 
 
-# The folded filters of each filter, and what they were made of.
+# For each weight of a convolution: the state of the tensors that were folded, and the folded filters and bias.
 _FOLDED_FILTERS: Any = WeakTensorKeyDictionary()
 
 
@@ -132,12 +132,12 @@ def conv_of_norm(
     residual: Any,
     relu: bool,
 ) -> Any:
-    """A convolution, its batch norm in eval mode, and behind it a ReLU, of the sum with the residual if any.
+    """A convolution and its batch norm in eval mode, plus the residual if any, and a ReLU if `relu`.
 
-    `batches` counts those that the statistics have been of: torch's own batch norm counts no change of its statistics.
+    `batches` is num_batches_tracked: torch's batch norm does not increment the version of its running statistics.
     """
     choices = (stride, padding, dilation, groups)
-    if mean is None or variance is None:  # they were taken away: it normalizes by what it is given, in eval mode, too
+    if mean is None or variance is None:  # removed since: the norm then uses batch statistics, in eval mode, too
         y = F.batch_norm(F.conv2d(x, weight, bias, *choices), None, None, gamma, beta, True, 0.0, eps)
     elif not (
         x.ndim == 4 and x.numel() and operands_fit(convolution.DTYPES, x, weight, bias, mean, variance, gamma, beta)
@@ -156,19 +156,19 @@ def conv_of_norm(
 def _folded_filters(
     weight: Any, bias: Any, gamma: Any, beta: Any, mean: Any, variance: Any, batches: Any, eps: float
 ) -> tuple[Any, Any]:
-    """The filters times the batch norm's scale, and its shift as a bias: kept until torch counts a change of any."""
-    given = [t for t in (weight, bias, gamma, beta, mean, variance, batches) if t is not None]
-    followed = torch.is_grad_enabled() and any(t.requires_grad for t in given)
-    if followed or torch.compiler.is_compiling() or any(t.is_inference() for t in given):
+    """The filters times the batch norm's scale, and its shift as a bias; cached until a tensor's version changes."""
+    tensors = [t for t in (weight, bias, gamma, beta, mean, variance, batches) if t is not None]
+    needs_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    if needs_gradient or torch.compiler.is_compiling() or any(t.is_inference() for t in tensors):
         return _fold(weight, bias, gamma, beta, mean, variance, eps)
-    seen = (eps, [(id(t), t.data_ptr(), t._version) for t in given])
-    kept = _FOLDED_FILTERS.get(weight)
-    if kept is None or kept[0] != seen:
+    state = (eps, [(id(t), t.data_ptr(), t._version) for t in tensors])
+    cached = _FOLDED_FILTERS.get(weight)
+    if cached is None or cached[0] != state:
         with torch.no_grad(), torch.inference_mode(False):
-            kept = (seen, _fold(weight, bias, gamma, beta, mean, variance, eps))
-        _FOLDED_FILTERS[weight] = kept
-    found: tuple[Any, Any] = kept[1]
-    return found
+            cached = (state, _fold(weight, bias, gamma, beta, mean, variance, eps))
+        _FOLDED_FILTERS[weight] = cached
+    folded: tuple[Any, Any] = cached[1]
+    return folded
 
 
 def _fold(weight: Any, bias: Any, gamma: Any, beta: Any, mean: Any, variance: Any, eps: float) -> tuple[Any, Any]:
@@ -181,16 +181,16 @@ def _fold(weight: Any, bias: Any, gamma: Any, beta: Any, mean: Any, variance: An
 
 
 def gated(x: Any, weight: Any, bias: Any, gate: Any) -> Any:
-    """silu(x · weightᵀ + bias) · gate, by a tree where no gradient is asked for and CUTLASS has the kernel."""
-    given = (x, weight, gate) if bias is None else (x, weight, gate, bias)
+    """silu(x · weightᵀ + bias) · gate; by an epilogue tree if no gradient is needed and CUTLASS has the kernel."""
+    tensors = (x, weight, gate) if bias is None else (x, weight, gate, bias)
     halves = (torch.float16, torch.bfloat16)
-    followed = torch.is_grad_enabled() and any(t.requires_grad for t in given)
+    needs_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
     fits = (
-        not followed
+        not needs_gradient
         and x.ndim
         and x.numel()
         and weight.numel()
-        and operands_fit(halves, *given)
+        and operands_fit(halves, *tensors)
         and _has_tree_kernels(x)
     )
     if fits and tuple(gate.shape) == (*x.shape[:-1], weight.shape[0]):
@@ -200,20 +200,20 @@ def gated(x: Any, weight: Any, bias: Any, gate: Any) -> Any:
 
 
 def gated_activation(gate: Any, up: Any, mode: str) -> Any:
-    """act(gate) · up, "silu" or the exact "gelu"."""
+    """act(gate) · up, where act is "silu" or the exact "gelu"."""
     if isinstance(up, torch.Tensor) and gate.shape == up.shape and gate.numel() and _have_one_dtype(gate, up):
         return gated_ops.gated_activation(gate, up, mode)
     return (F.silu(gate) if mode == "silu" else F.gelu(gate)) * up
 
 
 def rope(q: Any, k: Any, cos: Any, sin: Any) -> Any:
-    """q and k of (batch, heads, tokens, width) with their position, whole heads of it; None where the op takes less."""
-    if not (q.ndim == k.ndim == rotary.AXES and cos.ndim == rotary.OF_ANGLES and cos.shape == sin.shape):
+    """The rotary embedding of whole heads of q and k, (batch, heads, tokens, width); None for unsupported operands."""
+    if not (q.ndim == k.ndim == rotary.AXES and cos.ndim == rotary.ANGLE_AXES and cos.shape == sin.shape):
         return None
-    (batch, _, tokens, width), (rows, steps, turned) = q.shape, cos.shape
-    if k.shape[0] != batch or k.shape[2:] != q.shape[2:] or rows not in (1, batch) or steps != tokens:
+    (batch, _, tokens, width), (angle_batch, angle_tokens, angle_width) = q.shape, cos.shape
+    if k.shape[0] != batch or k.shape[2:] != q.shape[2:] or angle_batch not in (1, batch) or angle_tokens != tokens:
         return None
-    if turned != width or width % 2 or not q.numel() or not _have_one_dtype(q, k, cos, sin):
+    if angle_width != width or width % 2 or not q.numel() or not _have_one_dtype(q, k, cos, sin):
         return None
     if torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad):
         return None
@@ -221,7 +221,7 @@ def rope(q: Any, k: Any, cos: Any, sin: Any) -> Any:
 
 
 def _have_one_dtype(first: Any, *others: Any) -> bool:
-    """Whether tensors have one dtype as they are, under autocast too, on one device that there are kernels for."""
+    """Whether tensors have one dtype (autocast does not change it here) and are on one device with kernels."""
     dtype, device = first.dtype, first.device
     if not (first.is_cuda or first.is_cpu) or dtype not in gated_ops.DTYPES or is_traceable_wrapper_subclass(first):
         return False
@@ -242,15 +242,15 @@ def _has_tree_kernels(x: Any) -> bool:
 
 
 def _supports_norm(x: Any, shape: Sequence[int], *parameters: Any) -> bool:
-    """Whether cuDNN's norm takes it; under autocast torch computes norms in f32, which is left to it."""
-    on = x.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(x.device.type)
-    return not on and 0 not in tuple(shape) and operands_fit(norms.DTYPES, x, *parameters)
+    """Whether cuDNN's norm supports the operands; under autocast torch runs, because it computes norms in f32."""
+    is_autocast = x.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(x.device.type)
+    return not is_autocast and 0 not in tuple(shape) and operands_fit(norms.DTYPES, x, *parameters)
 
 
 def layer_norm(x: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
     """torch.nn.functional.layer_norm.
 
-    That of f32 on a GPU is torch's own: cuDNN's is up to twice as far off where the mean is some deviations.
+    f32 on a GPU uses torch's kernel: cuDNN's error is up to twice as large if the mean is some standard deviations.
     """
     if eps > 0 and not (x.is_cuda and x.dtype is torch.float32) and _supports_norm(x, normalized_shape, weight, bias):
         return norms.layer_norm(x, normalized_shape, weight, bias, eps)
@@ -275,13 +275,13 @@ def rms_norm_forward(self: Any, x: Any) -> Any:
 
 
 def is_rms_norm(module: nn.Module) -> bool:
-    """Whether a module of another library computes an RMS norm over the last axis: asked with numbers, not by its name.
+    """Whether a module of another library computes an RMS norm over the last axis: tested on numbers, not by name.
 
-    One row is small enough for its epsilon to count.
+    One of the test rows is so small that epsilon affects its result.
     """
     weight, eps = module._parameters.get("weight"), epsilon_of(module)
-    alone = list(module._parameters) == ["weight"] and not module._buffers and not module._modules
-    if not alone or eps is None or weight is None or weight.ndim != 1 or weight.dtype not in norms.DTYPES:
+    has_only_weight = list(module._parameters) == ["weight"] and not module._buffers and not module._modules
+    if not has_only_weight or eps is None or weight is None or weight.ndim != 1 or weight.dtype not in norms.DTYPES:
         return False
     if type(weight) is not nn.Parameter or weight.device.type not in ("cpu", "cuda") or not weight.numel():
         return False
@@ -291,7 +291,7 @@ def is_rms_norm(module: nn.Module) -> bool:
     with torch.no_grad(), torch.autocast(weight.device.type, enabled=False):
         try:
             y: Any = type(module).forward(module, probe)
-        except Exception:  # noqa: BLE001  # whatever a forward of others raises
+        except Exception:  # noqa: BLE001  # a user's forward may raise anything
             return False
         expected = F.rms_norm(probe.double(), (n,), weight.double(), eps)
         bound = 8 * torch.finfo(weight.dtype).eps
@@ -300,13 +300,13 @@ def is_rms_norm(module: nn.Module) -> bool:
 
 
 def epsilon_of(module: Any) -> float | None:
-    """What an RMS norm of another library calls its epsilon."""
-    found = [module.__dict__[name] for name in ("variance_epsilon", "eps", "epsilon") if name in module.__dict__]
-    return found[0] if len(found) == 1 and isinstance(found[0], float) and found[0] > 0 else None
+    """The epsilon of another library's RMS norm; None if the module has none, or several."""
+    values = [module.__dict__[name] for name in ("variance_epsilon", "eps", "epsilon") if name in module.__dict__]
+    return values[0] if len(values) == 1 and isinstance(values[0], float) and values[0] > 0 else None
 
 
 def other_rms_norm_forward(self: Any, x: Any) -> Any:
-    """The forward of such a module."""
+    """The forward of another library's RMS norm."""
     if x.dtype == self.weight.dtype and _supports_norm(x, self.weight.shape, self.weight):
         return norms.rms_norm(x, self.weight.shape, self.weight, epsilon_of(self))
     return type(self).forward(self, x)
@@ -333,7 +333,7 @@ def scaled_dot_product_attention(
 def run_attention(
     query: Any, key: Any, value: Any, mask: Any, dropout: float, is_causal: bool, scale: float | None
 ) -> Any:
-    """Attention that `attends` takes."""
+    """Attention for operands that `supports_attention`."""
     return attention.scaled_dot_product_attention(query, key, value, mask, dropout, is_causal, scale=scale)
 
 
@@ -347,7 +347,7 @@ def supports_attention(
     scale: float | None,
     enable_gqa: bool,
 ) -> bool:
-    """Whether the op for attention takes the operands."""
+    """Whether the attention op supports the operands."""
     return (
         operands_fit(attention.DTYPES, query, key, value)
         and _supports_shapes(query, key, value, scale, enable_gqa)
@@ -357,18 +357,18 @@ def supports_attention(
 
 
 def _supports_mask(mask: Any, query: Any, key: Any, is_causal: bool) -> bool:
-    """Whether the op takes a mask; what torch does not take is left to it to refuse."""
+    """Whether the op supports a mask; torch itself reports masks that are invalid for it, too."""
     if mask is None:
         return True
     scores = (*query.shape[:3], key.shape[2])
     fits = 2 <= mask.ndim <= 4 and all(m in (1, s) for m, s in zip(mask.shape[::-1], scores[::-1], strict=False))
     dtype = autocast(mask)[0].dtype
-    known = type(mask) in (torch.Tensor, torch.nn.Parameter) and mask.device == query.device
-    return fits and known and not is_causal and dtype in (torch.bool, autocast(query)[0].dtype)
+    is_plain = type(mask) in (torch.Tensor, torch.nn.Parameter) and mask.device == query.device
+    return fits and is_plain and not is_causal and dtype in (torch.bool, autocast(query)[0].dtype)
 
 
 def _supports_shapes(query: Any, key: Any, value: Any, scale: float | None, enable_gqa: bool) -> bool:
-    """Whether cuDNN's attention takes the shapes, and their gradient."""
+    """Whether cuDNN's attention supports the shapes, in the gradient, too."""
     if query.ndim != 4 or key.ndim != 4 or value.ndim != 4:
         return False
     batch, heads, queries, width = query.shape

@@ -1,8 +1,8 @@
-"""`fuse`: finds what the ops of this package do in one call in a model of torch's, and has the model call them.
+"""`fuse`: finds operations in a torch model that the ops of this package run in one call, and replaces them.
 
-Each module's own forward is traced by torch.fx with its children as they are, so one that cannot be traced leaves the
-others alone. A module gets a forward of its own, which `Report.undo` takes away again: parameters, submodules and
-state_dict stay the very same, and the weights are read where they are at each call.
+torch.fx traces the forward of each module separately, with its children as leaves, so a module that cannot be traced
+does not affect the others. A module with replacements gets an instance attribute `forward`, which `Report.undo`
+removes. Parameters, submodules and state_dict do not change, and the weights are read from the module at each call.
 """
 
 from __future__ import annotations
@@ -34,27 +34,28 @@ class Report:
     """What `fuse` did to a model.
 
     Attributes:
-        replaced: what now runs by an op of this package, where it takes the operands; else torch's own runs.
-        kept: what looks like it and was left, and why.
-        graphs: with `graphs=True`, what was recorded, how often it was replayed, and why other calls were not.
+        replaced: what was replaced by ops of this package; for unsupported operands torch's own functions run.
+        kept: candidates that were not replaced, and why.
+        graphs: with `graphs=True`, the numbers of recordings and replays, and why other calls were not replayed.
     """
 
     replaced: list[Note] = field(default_factory=list)
     kept: list[Note] = field(default_factory=list)
     graphs: Graphs | None = None
-    _forwards: list[tuple[nn.Module, str, Any, Any]] = field(default_factory=list, repr=False)  # ours, that of before
+    _forwards: list[tuple[nn.Module, str, Any, Any]] = field(
+        default_factory=list, repr=False
+    )  # module, name, new, previous
     _configs: list[tuple[nn.Module, Any]] = field(default_factory=list, repr=False)
-    _consumed: set[nn.Module] = field(default_factory=set, repr=False)  # whose weights the forward of a parent reads
+    _consumed: set[nn.Module] = field(default_factory=set, repr=False)  # modules whose weights a fused parent reads
 
     def undo(self) -> None:
-        """Give all modules the forward that they had, and their configs, again; a second time it does nothing.
+        """Restore the previous forwards and configs of all modules; a second call does nothing.
 
-        A forward that somebody else has set on a module since `fuse` stays, and what it calls of before stays with it:
-        where that is the fused forward, set the module's own again to be rid of it. What was fused twice is undone in
-        the other order.
+        A forward that other code has set on a module since `fuse` stays. If it calls the fused forward, that stays in
+        use, too, until you restore the module's own forward. If a model was fused twice, undo the second report first.
         """
-        for module, name, ours, before in reversed(self._forwards):
-            if module.__dict__.get(name) is ours:
+        for module, name, fused_forward, before in reversed(self._forwards):
+            if module.__dict__.get(name) is fused_forward:
                 if before is None:
                     del module.__dict__[name]
                 else:
@@ -76,30 +77,30 @@ class Report:
     def __getattr__(self, name: str) -> Any:
         text = f"{type(self).__name__!r} object has no attribute {name!r}"
         if hasattr(nn.Module, name) and not name.startswith("__"):
-            text += "; fuse changes the model itself and gives back a report: go on with the model"
+            text += "; fuse changes the model itself and returns a report: use the model"
         raise AttributeError(text)
 
     def __call__(self, *_: Any, **__: Any) -> NoReturn:
-        text = "fuse changes the model itself and gives back a report: call the model"
+        text = "fuse changes the model itself and returns a report: call the model"
         raise TypeError(f"a {type(self).__name__} is no model; {text}")
 
     def _install(self, module: nn.Module, forward: Any, name: str = "forward") -> None:
-        forward.__name__ = name  # by which pickle looks methods up: a saved model loads with torch's own forwards
-        before, ours = module.__dict__.get(name), MethodType(forward, module)
-        module.__dict__[name] = ours
-        self._forwards.append((module, name, ours, before))
+        forward.__name__ = name  # pickle looks methods up by it: a saved model loads with the forwards of its classes
+        before, method = module.__dict__.get(name), MethodType(forward, module)
+        module.__dict__[name] = method
+        self._forwards.append((module, name, method, before))
 
     def _replace_layer(self, where: str, module: nn.Module, linears: bool) -> None:
-        """What becomes of one of torch's layers for transformers."""
-        found = torch_layers.replacement_of(where, module, linears)
-        for name, forward in found.forwards.items():
+        """Replace the forwards of one of torch's transformer layers, or note why not."""
+        replacement = torch_layers.replacement_of(where, module, linears)
+        for name, forward in replacement.forwards.items():
             self._install(module, forward, name)
-        self.replaced += found.replaced
-        self.kept += found.kept
-        self._consumed.update(found.consumed)
+        self.replaced += replacement.replaced
+        self.kept += replacement.kept
+        self._consumed.update(replacement.consumed)
 
     def _replace_linear(self, where: str, module: nn.Module) -> None:
-        """Have a Linear that is in no pattern call our op."""
+        """Make a Linear that is in no pattern call our op."""
         weight: Any = module.weight
         if weight.dtype not in fused.LINEAR_DTYPES:
             self.kept.append(Note(where, "Linear", f"no row has weights of {weight.dtype}"))
@@ -109,7 +110,7 @@ class Report:
             self.kept = [note for note in self.kept if (note.where, note.what) != (where, "Linear")]
 
     def _record_graphs(self, model: nn.Module) -> None:
-        """Have calls of the model that look alike replayed as CUDA graphs."""
+        """Record repeated calls of the model as CUDA graphs and replay them."""
         what = "forward as a CUDA graph"  # and the backward pass as another
         if NAME in model.__dict__:
             self.kept.append(Note("", what, "it is recorded already"))
@@ -117,14 +118,14 @@ class Report:
         before = model.__dict__.get("forward")
         inner = getattr(before, "__func__", None) if getattr(before, "__self__", None) is model else None
         if before is not None and inner is None:
-            self.kept.append(Note("", what, "the model has a forward of its own"))
+            self.kept.append(Note("", what, "the model has its own forward attribute"))
             return
         self.graphs = model.__dict__[NAME] = Graphs()
         self._install(model, graphed_forward(type(model).forward if inner is None else inner))
         self.replaced.append(Note("", what))
 
     def _replace_rotary(self, where: str, module: nn.Module) -> None:
-        """Have a module of transformers call our rotary embedding, or note why not."""
+        """Make a transformers module call our rotary embedding, or note why not."""
         what = f"{type(module).__name__}: {transformers_rotary.NAME}"
         why = transformers_rotary.why_not(module)
         if "forward" in module.__dict__:
@@ -136,7 +137,7 @@ class Report:
             self.replaced.append(Note(where, what))
 
     def _replace_attention(self, where: str, module: nn.Module) -> None:
-        """Have a module of transformers call our attention, or note why not."""
+        """Make a transformers module call our attention, or note why not."""
         why = transformers_attention.why_not(module)
         if why:
             self.kept.append(Note(where, type(module).__name__, why))
@@ -150,64 +151,66 @@ class Report:
 
 @names_arguments
 def fuse(model: nn.Module, *, trees: bool = False, linears: bool = False, graphs: bool = False) -> Report:
-    """Have a model call the ops of this package where they do in one call what it does in several.
+    """Replace operations of a model by ops of this package that run several of them in one call.
 
-    The model itself is changed, and goes on being used; what is given back is the report of it.
+    The model itself is changed; continue to use it. The return value is a report of the changes.
 
-    Replaced are Linear with ReLU or GELU by tanh behind it, and with one more Linear behind that, and Conv2d with ReLU,
-    as modules or functions; LayerNorm, and RMSNorm, also of other libraries where it computes the same;
-    scaled_dot_product_attention; in eval mode Conv2d with BatchNorm2d, what is added, and the ReLU behind it. Filters
-    are folded with the norm's scale, in memory of their own, which is kept until torch counts a change of either: a
-    write to x.data is not counted, nor what F.batch_norm does to statistics without their module.
-    SiLU or the exact GELU times up, as in Llama's MLP, is one kernel; with `trees`
-    the Linear in front of a SiLU is one with it, by CUTLASS, on sm_90, in f16 and bf16, where no gradient is asked for;
-    its first call compiles it, for 15 to 40 s.
+    These are replaced, as modules or functions: Linear followed by ReLU or by GELU with the tanh approximation, also
+    with one more Linear after it; Conv2d with ReLU; LayerNorm and RMSNorm, including other libraries' RMS norms that
+    compute the same; scaled_dot_product_attention; in eval mode Conv2d with BatchNorm2d, an added residual, and a ReLU
+    after it. Filters multiplied by the norm's scale are cached until torch increments the version of one of the
+    tensors. torch does not count writes to x.data, nor updates of statistics by F.batch_norm without their module.
+    SiLU or the exact GELU times another tensor, as in Llama's MLP, is one kernel. With `trees`, the Linear before a
+    SiLU is part of that kernel (CUTLASS, on sm_90, in f16 and bf16, when no gradient is needed); its first call
+    compiles it, which takes 15 to 40 s.
 
-    Attention modules of transformers, whose config chooses "sdpa", call an attention function of ours that is in
-    transformers' AttentionInterface as "dispatch"; the model's config stays what it is, and what is chosen there later,
-    for example "eager" for its weights, runs. transformers' own function runs for what cuDNN does not take, for a query
-    of one token, since cuDNN would prepare each length of the cache behind it anew, and for what a model adds to
-    attention: soft caps, biases by position, caches in pages. Modules whose `apply_rotary_pos_emb` is Llama's, asked
-    with numbers, call one kernel for it, and see what else their file has as it was when they were fused.
+    Attention modules of transformers whose config selects "sdpa" call our attention function, which is registered in
+    transformers' AttentionInterface as "dispatch". The model's config does not change; if you select another function
+    there later, for example "eager" to get attention weights, that one runs. transformers' own function runs for
+    operands that cuDNN does not support, for a query of one token (cuDNN would need a new plan for each length of the
+    cache), and for additions to attention: soft caps, position biases, paged caches. Modules whose
+    `apply_rotary_pos_emb` computes the same as Llama's, tested on numbers, call one kernel for it; they use the other
+    globals of their file as they were when the module was fused.
 
-    MultiheadAttention called with need_weights=False attends by our op, TransformerEncoderLayer calls its modules in
-    eval mode, too, where torch has one function for all; but padded sequences, which TransformerEncoder then packs to a
-    nested tensor, run by that function as before.
+    MultiheadAttention called with need_weights=False uses our attention op. TransformerEncoderLayer calls its modules
+    in eval mode, too, where torch would run one function for the whole layer; for padded sequences, which
+    TransformerEncoder packs to a nested tensor, that function still runs.
 
-    With `linears`, each other Linear is one call of `linear`, too.
+    With `linears`, each other Linear calls `linear`, too.
 
-    With `graphs`, the whole forward is a CUDA graph where it is called again and again with operands that look alike:
-    tensors of the same layouts on one GPU, and the same numbers, strings and None; without gradients in eval mode.
-    After three calls one is recorded, held against the forward itself, and replayed from then on, up to 16 graphs a
-    model. Results are the caller's, in memory of their own. A parameter at another address, an attribute or submodule
-    that was set, hooks, autocast, other operands: the forward itself runs, and a new graph is recorded later. What a
-    forward reads besides (globals, files, a dict within an attribute) is as it was at the recording. A forward that
-    writes to its operands or buffers, waits for the GPU or gives back other objects than tensors is not recorded:
-    `report.graphs.reasons` counts why. Graphs keep the memory that their forwards need, all of them one pool, and their
-    results beside it; on a GPU their replays run one behind the other, whichever streams they are called on.
+    With `graphs`, repeated calls of the whole forward run as a CUDA graph if their operands are alike: tensors with the
+    same layouts on one GPU, and equal numbers, strings and None; without gradients, in eval mode. After three such
+    calls, one is recorded, compared with the forward itself, and replayed from then on, with up to 16 graphs per model.
+    Results are copies that belong to the caller. The forward itself runs, and a new graph may be recorded later, if a
+    parameter has another address, an attribute or submodule was set, there are hooks or autocast, or the operands
+    differ. Other data that a forward reads (globals, files, a dict in an attribute) is frozen at the recording. A
+    forward is not recorded if it writes to its operands or buffers, waits for the GPU, or returns objects other than
+    tensors: `report.graphs.reasons` counts the reasons. Graphs keep the memory that their forwards need, in one pool,
+    and their results outside the pool. On a GPU their replays run one after the other, whatever stream is current.
 
-    With gradients, in training and in eval mode, under autocast or not, forward and backward pass are two graphs behind
-    one node of autograd, recorded after three calls that were followed by a backward pass, and held against results,
-    gradients and buffers of the model itself. Gradients are handed to autograd in memory of their own: they accumulate,
-    are seen by hooks of parameters, clipped, and reduced by DistributedDataParallel as ever. Random numbers are drawn
-    anew at each replay; buffers, as statistics of batch norm, may be written to. A model has up to 8 such steps, in one
-    pool of memory, which holds what one forward saved: until its backward pass was, or its results are gone, other
-    forwards run themselves. So they do in anomaly mode, under hooks of saved tensors, in backward passes, and where the
-    backward pass of calls before kept its graph or was one of a gradient. A backward pass that is another than the
-    recorded one, as one that keeps its graph, runs the forward again; a gradient of the gradient is refused.
+    With gradients, in training and eval mode, with or without autocast, the forward and the backward pass are two
+    graphs behind one autograd node. They are recorded after three calls that were followed by a backward pass, and
+    compared with the results, gradients and buffers of the model itself. Autograd gets copies of the gradients, so
+    gradient accumulation, parameter hooks, clipping and DistributedDataParallel work as usual. Each replay draws new
+    random numbers. The forward may write to buffers, such as batch norm statistics. A model has up to 8 such steps in
+    one memory pool, which holds the saved tensors of one forward: until its backward pass has run, or its results are
+    deleted, other forwards run eagerly. Forwards also run eagerly in anomaly mode, under saved-tensor hooks, inside
+    backward passes, and if the backward pass of an earlier call retained its graph or computed a gradient of a
+    gradient. If a backward pass differs from the recorded one, for example because it retains its graph, the forward
+    runs again; a gradient of the gradient is refused.
 
-    At each call torch's own runs instead where an op does not take the operands, for example f64 in a norm, or f32 in
-    attention; and in f32 on a GPU torch's layer norm and its GELU, for cuDNN's is up to twice as far off, cuBLASLt's
-    ten times. Results are those of before within the rounding of the dtype: what is fused is rounded once. Modules with
-    hooks are left as they are, and the forward of before runs where a hook, an epsilon, a stride, another child or any
-    attribute that is a number, a string or a tuple of these was set later. torch.compile sees what it sees of other
-    models: not the hooks of after it has compiled.
+    At each call, torch's own functions run for operands that an op does not support, for example f64 in a norm, or f32
+    in attention. In f32 on a GPU torch's layer norm and GELU are used, because cuDNN's layer norm has up to twice the
+    error, and cuBLASLt's GELU ten times. Results equal the previous ones within the rounding of the dtype: fused
+    operations round once. Modules with hooks are not changed. The original forward runs if later a hook, an epsilon, a
+    stride, another child or any attribute that is a number, a string or a tuple of these was set. torch.compile checks
+    what it checks of other models; it ignores hooks that are set after compilation.
 
-    What torch.fx sees of a forward is what counts: a branch on what is within an attribute, as on a config, is taken as
-    it is now, one on `training` for both, one on the class of an argument as for a torch.fx.Proxy; and what it writes
-    to attributes is not seen.
-    A call with other arguments than the defaults of those that have one runs the forward of before. A fused model can
-    be copied, trained, compiled, moved and pickled; what is loaded runs torch's own forwards until it is fused again.
+    Replacements are based on what torch.fx traces: a branch on data inside an attribute, such as a config, is traced
+    with its present value, a branch on `training` for both values, a branch on the class of an argument for a
+    torch.fx.Proxy. Writes to attributes are not traced.
+    A call that passes another value for a parameter than its default runs the original forward. A fused model can be
+    copied, trained, compiled, moved and pickled; a loaded model runs torch's own forwards until it is fused again.
     """
     if not isinstance(model, nn.Module):
         raise BadRequest("model", f"a {type(model).__name__}", "a torch.nn.Module")
@@ -216,7 +219,7 @@ def fuse(model: nn.Module, *, trees: bool = False, linears: bool = False, graphs
     for where, module in model.named_modules():
         kind = type(module)
         if "forward" in module.__dict__:
-            report.kept.append(Note(where, kind.__name__, "it has a forward of its own already"))
+            report.kept.append(Note(where, kind.__name__, "it has its own forward attribute already"))
             if transformers_rotary.is_replaced(module) and transformers_attention.uses_attention_interface(module):
                 report._replace_attention(where, module)
         elif kind in NORMS:
@@ -245,21 +248,21 @@ def fuse(model: nn.Module, *, trees: bool = False, linears: bool = False, graphs
 
 
 def _traceable(module: nn.Module) -> bool:
-    """Whether its forward is one that somebody wrote over other modules or functions."""
+    """Whether the module's forward is user code that calls other modules or functions."""
     kind = type(module)
-    own = kind.forward is nn.Sequential.forward or not kind.__module__.startswith("torch.")
-    return own and kind.forward is not nn.Module.forward and not isinstance(module, torch.jit.ScriptModule)
+    is_composite = kind.forward is nn.Sequential.forward or not kind.__module__.startswith("torch.")
+    return is_composite and kind.forward is not nn.Module.forward and not isinstance(module, torch.jit.ScriptModule)
 
 
 def _fuse_one(where: str, module: nn.Module, report: Report, trees: bool) -> None:
-    """Trace a module's own forward, in training and not, and install what was found in it."""
+    """Trace a module's own forward in training and in eval mode, and install the forward with the replacements."""
     parameters = list(inspect.signature(type(module).forward).parameters.values())[1:]
     training, graphs = module.training, {}
     try:
         for mode in (True, False):
             module.training = mode
             graphs[mode] = _traced(module, parameters)
-    except Exception as error:  # noqa: BLE001  # whatever tracing a forward of others raises
+    except Exception as error:  # noqa: BLE001  # tracing a user's forward may raise anything
         reason = [*str(error).strip().splitlines(), type(error).__name__][0]
         report.kept.append(Note(where, type(module).__name__, f"torch.fx cannot trace its forward: {reason}"))
         return
@@ -285,43 +288,43 @@ class _ShallowTracer(fx.Tracer):
 
 
 def _traced(module: nn.Module, parameters: list[inspect.Parameter]) -> fx.Graph:
-    """The graph of a forward, with parameters that have defaults at these."""
+    """The graph of a forward; parameters with defaults have these values."""
     if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.KEYWORD_ONLY) for p in parameters):
-        raise TypeError("it takes *args, **kwargs or arguments by keyword alone; its modules were looked at")
+        raise TypeError("it takes *args, **kwargs or keyword-only arguments; its modules were searched")
     defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
     buffers = module._buffers
     module.__dict__["_buffers"] = {name: None if t is None else t.clone() for name, t in buffers.items()}
-    try:  # what the forward does to buffers alone, it does while it is traced
+    try:  # tracing runs operations that involve only buffers: let it change copies of the buffers
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about defaults that no assertion can be written for
+            warnings.simplefilter("ignore")  # about default values that torch.fx cannot assert
             return _ShallowTracer().trace(module, defaults or None)
     finally:
         module.__dict__["_buffers"] = buffers
 
 
 def _discard_loaded_forwards(model: nn.Module) -> None:
-    """Remove what a model that was fused, saved and loaded has in place of its fused forwards: those of its classes."""
+    """Remove the attributes that pickle restored in place of fused forwards: the methods of the modules' classes."""
     for module in model.modules():
-        own = vars(module)
-        for name in [name for name, value in own.items() if isinstance(value, MethodType)]:
-            if own[name].__self__ is module and own[name].__func__ is getattr(type(module), name, None):
-                del own[name]
-                own.pop(NAME, None)
+        attributes = vars(module)
+        for name in [name for name, value in attributes.items() if isinstance(value, MethodType)]:
+            if attributes[name].__self__ is module and attributes[name].__func__ is getattr(type(module), name, None):
+                del attributes[name]
+                attributes.pop(NAME, None)
 
 
 def _guarded_forward(
     forwards: dict[bool, Any], guards: dict[bool, ForwardGuards], parameters: list[inspect.Parameter]
 ) -> Any:
-    """A forward by the graphs for training and not, which have the parameters with defaults at these.
+    """A forward that runs the graph for training or for eval mode; parameters with defaults have these values.
 
-    Where the module is not as it was when they were made, its own forward runs.
+    If the module has changed since it was traced, its own forward runs.
     """
     defaults = {p.name: p.default for p in parameters}
     count = sum(default is inspect.Parameter.empty for default in defaults.values())
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        found = guards[self.training]
-        if not (found.holds_while_compiling if torch.compiler.is_compiling() else found.holds_for)(self):
+        guard = guards[self.training]
+        if not (guard.holds_while_compiling if torch.compiler.is_compiling() else guard.holds_for)(self):
             return type(self).forward(self, *args, **kwargs)
         if kwargs or len(args) != count:
             bound = _bind_arguments(defaults, args, kwargs)
@@ -334,7 +337,7 @@ def _guarded_forward(
 
 
 def _bind_arguments(defaults: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
-    """The arguments without a default, in order; None if another has another value than its default, or none fits."""
+    """The required arguments in order; None if others differ from their defaults or the arguments do not match."""
     given = dict(zip(defaults, args, strict=False)) | kwargs
     if len(given) != len(args) + len(kwargs) or not given.keys() <= defaults.keys():
         return None

@@ -1,4 +1,4 @@
-"""`gated_activation` by a kernel of this library, with autograd."""
+"""`gated_activation` with a kernel of this library and autograd."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 __all__ = ["DTYPES", "MODES", "gated_activation"]
 
 GatedActivationRequest: Callable[..., Any] = _GatedActivationRequest
-activated: Callable[..., Any] = _gated_activation  # which take torch's tensors, too
-gradients: Callable[..., Any] = _gated_activation_bwd
+run_gated_activation: Callable[..., Any] = _gated_activation  # these accept torch tensors, too
+run_gated_activation_bwd: Callable[..., Any] = _gated_activation_bwd
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 MODES = tuple(mode.name.lower() for mode in GatedMode)
 
 
 def gated_activation(gate: torch.Tensor, up: torch.Tensor, mode: str = "silu") -> torch.Tensor:
-    """act(gate) · up, element by element, in one kernel: what is behind the first products of a gated MLP.
+    """act(gate) · up, element by element, in one kernel: the elementwise part of a gated MLP.
 
     Args:
-        gate: what the activation is of, in f32, f16, bf16 or f64; any shape and strides, also one half of a tensor.
-        up: what it is multiplied by, of gate's shape and dtype.
-        mode: "silu", "gelu" by the error function, "gelu_tanh", "relu" or "sigmoid".
+        gate: the operand of the activation, in f32, f16, bf16 or f64; any shape and strides, also one half of a tensor.
+        up: the other factor, of gate's shape and dtype.
+        mode: "silu", "gelu" (with the error function), "gelu_tanh", "relu" or "sigmoid".
 
-    Gives back a tensor of gate's shape, dense with its axes in memory in the same order. It is computed in f32, f64
-    for f64, and rounded once. A gradient of the gradient is refused. Raises BadRequest for operands that do not fit.
+    Returns a dense tensor of gate's shape, with its axes in the same order in memory. It is computed in f32 (f64 for
+    f64) and rounded once. A gradient of the gradient is refused. Raises BadRequest for invalid operands.
     """
     y: torch.Tensor
     if is_plain_inference():
@@ -45,7 +45,7 @@ def gated_activation(gate: torch.Tensor, up: torch.Tensor, mode: str = "silu") -
             return y
     check_tensors(DTYPES, gate=gate, up=up)
     if up.shape != gate.shape:
-        raise BadRequest("up", f"shape {tuple(up.shape)}", f"{tuple(gate.shape)}, that of gate")
+        raise BadRequest("up", f"shape {tuple(up.shape)}", f"{tuple(gate.shape)}, the shape of gate")
     if mode not in MODES:
         raise BadRequest("mode", repr(mode), f"one of {', '.join(MODES)}")
     y = GATED(gate, up, mode) if needs_gradient(gate, up) or not GATED.direct(gate, up) else _inference(gate, up, mode)
@@ -56,9 +56,9 @@ CALLS = FunctionCallCache(("gate", "up"), ("mode",))
 
 
 def _inference(gate: Any, up: Any, mode: str) -> Any:
-    """The result without a gradient; the next call like it is to find the plan."""
+    """The result without a gradient; caches the plan for the next similar call."""
     if not on_gpu(gate) or CALLS.known(gate, up, mode):
-        return activated(gate, up, mode)
+        return run_gated_activation(gate, up, mode)
     request = GatedActivationRequest(gate, up, mode)
     y = run(request)
     CALLS.learn(request, {"gate": "gate", "up": "up"}, (gate, up), (mode,), {})
@@ -66,7 +66,7 @@ def _inference(gate: Any, up: Any, mode: str) -> Any:
 
 
 def _forward(gate: Any, up: Any, mode: str) -> Any:
-    return activated(gate, up, mode)
+    return run_gated_activation(gate, up, mode)
 
 
 def _fake(gate: Any, _up: Any, _mode: str) -> Any:
@@ -74,7 +74,7 @@ def _fake(gate: Any, _up: Any, _mode: str) -> Any:
 
 
 def _vmap(info: Any, in_dims: Any, gate: Any, up: Any, mode: str) -> Any:
-    """The mapped axis becomes a leading one; what has none is the same for all."""
+    """The mapped axis becomes the leading one; an operand without a mapped axis is expanded."""
     size = info.batch_size
     operands = zip((gate, up), in_dims, strict=False)
     both = (x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0) for x, dim in operands)
@@ -93,8 +93,8 @@ def _backward(ctx: Any, dy: Any) -> tuple[Any, ...]:
 
 def _gradients(gate: Any, up: Any, dy: Any, mode: str) -> tuple[Any, Any]:
     """dgate and dup."""
-    found: tuple[Any, Any] = gradients(gate, up, dy, mode)
-    return found
+    dgate_and_dup: tuple[Any, Any] = run_gated_activation_bwd(gate, up, dy, mode)
+    return dgate_and_dup
 
 
 def _gradients_fake(gate: Any, up: Any, _dy: Any, _mode: str) -> tuple[Any, Any]:

@@ -1,7 +1,7 @@
-"""Records the CUDA graphs of one device and keeps their replays in order, for forwards and for training steps.
+"""Records the CUDA graphs of one device and orders their replays, for forwards and for training steps.
 
-All graphs of a device are recorded on one stream of our own, and replayed one after the other, on whichever stream is
-current: they share the workspaces of that stream.
+All graphs of a device are recorded on one dedicated stream, and share the workspaces of that stream. Therefore they are
+replayed one after the other, on whichever stream is current.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ __all__ = [
 ]
 
 
-# Recorders that are recording a training step. Its gradients need the thread that runs all backward passes of a device:
-# meanwhile that thread must not wait for the recorder's lock.
+# Recorders that are recording a training step. Recording its gradients needs the autograd thread of the device, so that
+# thread must not wait for the recorder's lock meanwhile.
 ACTIVE: set[Any] = set()
 
 
@@ -46,10 +46,10 @@ class FailedCapture(Exception):
 
 
 class Pool:
-    """Memory that several graphs share.
+    """A memory pool that several graphs share.
 
     Attributes:
-        handle: torch's handle of it; a new one after a failed capture.
+        handle: torch's handle of the pool; a new one after a failed capture.
     """
 
     def __init__(self, handle: Any) -> None:
@@ -61,18 +61,18 @@ class Recorder:
 
     Attributes:
         lock: held while recording or replaying.
-        stream: on which graphs are recorded, and calls run for a recording.
-        pool: the memory of graphs of forwards without gradients.
-        replayed: an event after the last replay.
+        stream: the stream of recordings, and of the eager calls that a recording is compared with.
+        pool: the memory pool for graphs of forwards without gradients.
+        replayed: an event recorded after the last replay.
     """
 
     def __init__(self, ordinal: int) -> None:
         self.lock = threading.RLock()
         self._ordinal = ordinal
-        self._own_stream = device_of(f"cuda:{ordinal}").stream()  # torch's would be given to others, too
+        self._stream_owner = device_of(f"cuda:{ordinal}").stream()  # torch would give its streams to other code, too
         with torch.cuda.device(ordinal), torch.inference_mode(False):
             external: Any = torch.cuda.ExternalStream
-            self.stream = external(self._own_stream.c_handle.value)
+            self.stream = external(self._stream_owner.c_handle.value)
             self.pool = self.new_pool()
             event: Any = torch.cuda.Event
             self.replayed = event()
@@ -82,47 +82,47 @@ class Recorder:
     # -- capturing -------------------------------------------------------------------------------------------------
     @staticmethod
     def new_pool() -> Pool:
-        """Memory for graphs that share it with no others."""
+        """A new memory pool."""
         return Pool(torch.cuda.graph_pool_handle())
 
     def capture(self, pool: Pool, function: Callable[[], Any]) -> tuple[Any, Any]:
-        """A graph of what the function enqueues, and the result of the function; raises FailedCapture."""
+        """A graph of the work that the function enqueues, and the function's result; raises FailedCapture."""
         graph = torch.cuda.CUDAGraph()
         try:
             with masks.cached_during_capture(), self._capturing(graph, pool):
-                found = function()
+                result = function()
         except BaseException as error:
             graph.reset()
             self._recover(pool)
             if not isinstance(error, Exception):  # Ctrl-C
                 raise
             cause: BaseException = error
-            while cause.__context__ is not None:  # the end of a failed capture raises, too
+            while cause.__context__ is not None:  # ending a failed capture raises another error
                 cause = cause.__context__
             raise FailedCapture(first_line_of(cause)) from None
-        return graph, found
+        return graph, result
 
     @contextmanager
     def _capturing(self, graph: Any, pool: Pool) -> Iterator[None]:
-        """Capture with workspaces of cuBLAS that belong to the pool.
+        """Capture with cuBLAS workspaces that are allocated in the pool.
 
-        torch keeps one workspace for each stream. Whoever has all of them freed, as torch.compile does before it
-        records graphs of its own, would also free one that a graph uses but that was allocated before the capture: a
-        replay then wrote to freed memory.
+        torch keeps one workspace per stream. Code that frees all of them, such as torch.compile before it records its
+        own graphs, would also free a workspace that a graph uses but that was allocated before the capture. A replay
+        would then write to freed memory.
         """
-        _give_workspaces_back()
+        _free_cublas_workspaces()
         try:
             with torch.cuda.graph(graph, pool=pool.handle, stream=self.stream, capture_error_mode="thread_local"):
                 yield
         finally:
-            _give_workspaces_back()
+            _free_cublas_workspaces()
 
     def _recover(self, pool: Pool) -> None:
-        """Recover from a failed capture: torch (2.11) still takes its generator and its allocator for captured.
+        """Recover from a failed capture: in torch 2.11 the generator and the allocator stay in capture mode.
 
-        Whether a forward waits for the GPU is not known in advance: models of transformers do so only outside captures.
+        It is not known in advance whether a forward waits for the GPU: transformers models do so only outside captures.
         """
-        with suppress(RuntimeError, AttributeError):  # in a torch that does it at the end of a capture
+        with suppress(RuntimeError, AttributeError):  # versions of torch that do this at the end of a capture
             torch._C._cuda_endAllocateToPool(self._ordinal, pool.handle)
         pool.handle = torch.cuda.graph_pool_handle()
         with self._capturing(torch.cuda.CUDAGraph(), pool):
@@ -130,8 +130,8 @@ class Recorder:
 
     # -- order -----------------------------------------------------------------------------------------------------
     @contextmanager
-    def on_own_stream(self) -> Iterator[None]:
-        """Run the block on our own stream, after the current one and all replays; the current one waits for it."""
+    def on_recording_stream(self) -> Iterator[None]:
+        """Run the block on the recording stream, after the current stream and all replays; the current stream waits."""
         current = torch.cuda.current_stream()
         current.wait_event(self.replayed)
         self.stream.wait_stream(current)
@@ -145,25 +145,25 @@ class Recorder:
 
     @contextmanager
     def in_order(self) -> Iterator[None]:
-        """Replay in the block, on the current stream: after all earlier replays and before all later ones."""
+        """Order the replays in the block, on the current stream, after all earlier and before all later ones."""
         with self.lock:
             self.wait()
             try:
                 yield
-            finally:  # even if Ctrl-C or a lack of memory ends it, later replays must wait for what was enqueued
+            finally:  # even after Ctrl-C or a memory error: later replays must wait for the enqueued work
                 self.replayed.record()
 
     def wait(self) -> None:
-        """Have the current stream wait for the last replay."""
+        """Make the current stream wait for the last replay."""
         torch.cuda.current_stream().wait_event(self.replayed)
 
     def finish(self) -> None:
-        """Wait on the host for the last replay, which may use memory that is freed next."""
+        """Block the host until the last replay has ended: it may use memory that is freed next."""
         self.replayed.synchronize()
 
     # -- random numbers --------------------------------------------------------------------------------------------
     def generator(self) -> torch.Generator:
-        """The generator of the device, from which replays draw as the forward does."""
+        """The device's generator; replays draw from it as the forward does."""
         return torch.cuda.default_generators[self._ordinal]
 
     def host_generators(self) -> HostGenerators:
@@ -171,14 +171,14 @@ class Recorder:
         return HostGenerators()
 
 
-def _give_workspaces_back() -> None:
-    """Have torch free the workspaces of cuBLAS, whose memory returns to its allocator in stream order."""
-    with suppress(AttributeError):  # of a torch that has no such function
+def _free_cublas_workspaces() -> None:
+    """Make torch free its cuBLAS workspaces; their memory returns to its allocator in stream order."""
+    with suppress(AttributeError):  # a version of torch without this function
         torch._C._cuda_clearCublasWorkspaces()
 
 
 class HostGenerators:
-    """The state of the generators of the host: a replay does not draw what a forward draws from them."""
+    """The state of the host's generators. A replay does not draw from them, although the forward may."""
 
     def __init__(self) -> None:
         self._python = random.getstate()
@@ -186,7 +186,7 @@ class HostGenerators:
         self._numpy = _numpy_state()
 
     def are_unchanged(self) -> bool:
-        """Whether nothing was drawn meanwhile."""
+        """Whether nothing was drawn since."""
         return (
             random.getstate() == self._python
             and torch.equal(torch.get_rng_state(), self._torch)
@@ -206,12 +206,12 @@ def _numpy_state() -> Any:
     module: Any = sys.modules.get("numpy.random")
     if module is None:
         return None
-    name, key, *others = module.get_state(legacy=True)
-    return (name, key.tolist(), *others)
+    name, key, *rest = module.get_state(legacy=True)
+    return (name, key.tolist(), *rest)
 
 
 def first_line_of(error: BaseException) -> str:
-    """The first line of what an error says."""
+    """The first line of an error's text."""
     return [*str(error).strip().splitlines(), type(error).__name__][0]
 
 
@@ -220,27 +220,28 @@ CONSTANTS = frozenset((int, float, bool, str, type(None), torch.dtype, torch.dev
 
 
 def version_of(t: torch.Tensor) -> int:
-    """How many changes of a tensor torch has counted; -1 for inference tensors, which have no counter."""
+    """torch's version counter of a tensor; -1 for inference tensors, which have none."""
     return -1 if t.is_inference() else t._version
 
 
-def with_operands(own: list[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """The arguments with our own tensors in place of the caller's."""
-    left = iter(own)
-    args = tuple(next(left) if type(x) is torch.Tensor else x for x in args)
-    return args, {name: next(left) if type(x) is torch.Tensor else x for name, x in kwargs.items()}
+def with_operands(tensors: list[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """The arguments with these tensors in place of the caller's."""
+    remaining = iter(tensors)
+    args = tuple(next(remaining) if type(x) is torch.Tensor else x for x in args)
+    return args, {name: next(remaining) if type(x) is torch.Tensor else x for name, x in kwargs.items()}
 
 
 def leaves_of(y: Any) -> list[Any]:
-    """The leaves of a result, its tensors copied."""
+    """The leaves of a result, with copies of its tensors."""
     return [x.clone() if type(x) is torch.Tensor else x for x in _pytree.tree_leaves(y)]
 
 
 def agree(one: list[Any], other: list[Any], eps: float | None = None) -> bool:
-    """Whether two results agree up to rounding: kernels may add in another order, or be others under capture.
+    """Whether two results agree up to rounding: under capture, other kernels or another order of sums may be used.
 
-    Each tensor's error is measured by its own norm; with `eps`, the roundoff of the least precise dtype among them,
-    also by the norm of an average tensor of its size: some gradients are 0 but for rounding, as that of a key's bias.
+    Each tensor's error is relative to its norm. With `eps`, the roundoff of the least precise dtype among them, it may
+    also be relative to the norm of an average tensor of that size: some gradients are 0 except for rounding errors, for
+    example the gradient of a key's bias.
     """
     if len(one) != len(other):
         return False
@@ -249,7 +250,7 @@ def agree(one: list[Any], other: list[Any], eps: float | None = None) -> bool:
 
 
 def _root_mean_square(values: list[Any]) -> float:
-    """The root mean square of all numbers in all tensors; those that are not finite count as 0."""
+    """The root mean square of all numbers in all tensors; infinities and NaN count as 0."""
     tensors = [x for x in values if type(x) is torch.Tensor and x.is_floating_point()]
     count = sum(x.numel() for x in tensors)
     total = sum(float(x.detach().double().nan_to_num(0, 0, 0).square().sum()) for x in tensors)

@@ -1,14 +1,14 @@
-"""CUDA graphs of a fused model's forward: calls whose operands look alike are recorded and replayed.
+"""CUDA graphs of a fused model's forward: repeated calls with similar operands are recorded and replayed.
 
-A small model's forward is bound by the host: each of its hundreds of kernels costs it more than the GPU. A graph of all
-of them is one launch. What a replay cannot know is asked first, and where anything is not as it was when the graph was
-recorded, the forward itself runs: another layout of an operand, parameters at other addresses, an attribute or a
-submodule that was set, hooks, autocast, modes of torch's, a capture of the caller's. Calls with gradients are those of
-training_graphs.py.
+A small model's forward is limited by the host: each of its hundreds of kernels takes the host longer to launch than the
+GPU to run. A graph of all of them is one launch. Before a replay, the state that the graph depends on is checked. The
+forward itself runs if anything has changed since the recording: the layout of an operand, the address of a parameter,
+an attribute or a submodule, hooks, autocast, torch's modes, or if the caller is capturing. training_graphs.py handles
+calls with gradients.
 
-Operands are copied to where the graph reads them, results are copied from where it writes them: they are the caller's.
-All graphs of a device are recorded on one stream, which is ours alone, and replayed one behind the other, on whichever
-stream is current: they share the workspaces of that stream, and one pool of memory.
+Operands are copied to the memory that the graph reads, and results are copied from the memory that it writes, so they
+belong to the caller. All graphs of a device are recorded on one dedicated stream and share its workspaces and one
+memory pool. Therefore they are replayed one after the other, on whichever stream is current.
 """
 
 from __future__ import annotations
@@ -42,20 +42,18 @@ if TYPE_CHECKING:
 
 __all__ = ["NAME", "Graphs", "graphed_forward"]
 
-NAME = "_dispatch_graphs"  # where a model keeps its own
-RUNS_BEFORE = 3  # calls that look alike and run themselves before one is recorded: plans are learnt meanwhile
-MAX_GRAPHS = 16  # graphs of a model: the one that was replayed longest ago makes room
+NAME = "_dispatch_graphs"  # the attribute of a model that holds its Graphs
+RUNS_BEFORE = 3  # eager calls of a kind before one is recorded: their plans are learnt during them
+MAX_GRAPHS = 16  # graphs per model: the least recently replayed one is dropped
 MAX_KINDS = 512  # kinds of calls that are counted
-MAX_FAILURES = (
-    2  # recordings that end in an error before none is tried any more: torch's allocator may suffer from each
-)
+MAX_FAILURES = 2  # failed recordings before no more are tried: each may harm torch's allocator
 
 
 class Graphs:
     """The recorded calls of one model.
 
     Attributes:
-        recorded: how many graphs were recorded; that of a forward and of its backward pass are one.
+        recorded: how many graphs were recorded; a forward and its backward pass count as one.
         replayed: how many calls were replays.
         reasons: how many calls ran the forward itself, by the reason.
     """
@@ -66,7 +64,9 @@ class Graphs:
         self.reasons: Counter[str] = Counter()
         self._training = training_graphs.Training(self)
         self._graphs: OrderedDict[Any, _Graph] = OrderedDict()
-        self._call_counts: OrderedDict[Any, int | str] = OrderedDict()  # how often, or why it is not recorded
+        self._call_counts: OrderedDict[Any, int | str] = (
+            OrderedDict()
+        )  # the number of calls, or why the kind is not recorded
         self._failures = 0
         self._lock = threading.Lock()
 
@@ -81,7 +81,7 @@ class Graphs:
         return f"<Graphs: {self.recorded} recorded, {self.replayed} replays; {reasons or 'no other calls'}>"
 
     def call(self, model: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
-        """What `forward` gives for the operands: by a graph, if one stands for it."""
+        """The result of `forward` for the operands, by replaying a graph if there is one for the call."""
         tensors: list[torch.Tensor] = []
         key = _key(args, kwargs, tensors)
         if torch.is_grad_enabled():
@@ -99,7 +99,7 @@ class Graphs:
             graph = self._find(key)
             if graph is not None:
                 return graph.replay(tensors)
-            found = self._learn(key, model, forward, args, kwargs, tensors)
+            found = self._run_or_record(key, model, forward, args, kwargs, tensors)
             if type(found) is not str:
                 return found[0]
             key = found
@@ -107,7 +107,7 @@ class Graphs:
         return forward(*args, **kwargs)
 
     def _find(self, key: Any) -> _Graph | None:
-        """The graph of calls like this one, unless the model is another meanwhile."""
+        """The graph for calls with this key, unless the model has changed."""
         with self._lock:
             graph = self._graphs.get(key)
             if graph is None:
@@ -121,7 +121,7 @@ class Graphs:
         graph.finish()
         return None
 
-    def _learn(
+    def _run_or_record(
         self,
         key: Any,
         model: nn.Module,
@@ -130,7 +130,7 @@ class Graphs:
         kwargs: Any,
         tensors: list[torch.Tensor],
     ) -> tuple[Any] | str:
-        """The result of a call that is made itself, or of its graph if it was made often enough; or why of neither."""
+        """The result of an eager call, or of a new graph after enough calls; or the reason why there is neither."""
         count = self._call_counts.get(key, 0)
         if isinstance(count, str):
             return count
@@ -144,33 +144,33 @@ class Graphs:
                 return why
             versions = [(t, version_of(t)) for t in (*state.tensors, *tensors)]
             y = forward(*args, **kwargs)
-            self.reasons["it is learnt"] += 1
+            self.reasons["it runs eagerly before a recording"] += 1
             self._remember(key, _why_not_recordable(state, versions, y) or count + 1)
             return (y,)
         recorder = _recorder(tensors[0].get_device())
-        found = recorder.record(model, forward, args, kwargs, tensors)
-        if isinstance(found, str):
+        graph = recorder.record(model, forward, args, kwargs, tensors)
+        if isinstance(graph, str):
             self._failures += recorder.failed
-            self._remember(key, found)
-            return found
+            self._remember(key, graph)
+            return graph
         self.recorded += 1
         self.replayed += 1
         with self._lock:
-            self._graphs[key] = found
+            self._graphs[key] = graph
             outdated = self._graphs.popitem(last=False)[1] if len(self._graphs) > MAX_GRAPHS else None
         if outdated is not None:
             outdated.finish()
-        return (found.replay(tensors),)
+        return (graph.replay(tensors),)
 
-    def _remember(self, key: Any, what: int | str) -> None:
+    def _remember(self, key: Any, count_or_reason: int | str) -> None:
         with self._lock:
-            self._call_counts[key] = what
+            self._call_counts[key] = count_or_reason
             while len(self._call_counts) > MAX_KINDS:
                 self._call_counts.popitem(last=False)
 
 
 def graphed_forward(inner: Callable[..., Any]) -> Callable[..., Any]:
-    """The forward of a model that keeps `Graphs`, over its forward of before as a function of the model."""
+    """The forward of a model with `Graphs`; `inner` is its previous forward as a function of the model."""
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -179,66 +179,66 @@ def graphed_forward(inner: Callable[..., Any]) -> Callable[..., Any]:
         if torch.compiler.is_compiling():
             return run(*args, **kwargs)
         graphs: Graphs | None = self.__dict__.get(NAME)
-        if graphs is None:  # they were undone, and a forward that somebody set over this one still calls it
+        if graphs is None:  # undone, but a forward that other code has set still calls this one
             return run(*args, **kwargs)
         return graphs.call(self, run, args, kwargs)
 
     return forward
 
 
-# -- what a call is known by -------------------------------------------------------------------------------------------
+# -- the key of a call ------------------------------------------------------------------------------------------------
 def _key(args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> Any:
-    """What calls of one graph have in common, and the operands that are tensors; or why none stands for the call."""
-    followed = torch.is_grad_enabled()
-    mode = training_graphs.modes() if followed else None
+    """The key that all calls of one graph share, or the reason why there can be no graph; appends the tensors."""
+    with_gradients = torch.is_grad_enabled()
+    mode = training_graphs.modes() if with_gradients else None
     if type(mode) is str:
         return mode
-    if not followed and not is_plain_inference():
+    if not with_gradients and not is_plain_inference():
         return "torch compiles, traces, transforms, profiles or casts it"
     parts: list[Any] = [mode, len(args), *kwargs]
     for x in chain(args, kwargs.values()):
         kind = type(x)
         if kind is torch.Tensor:
             if not on_gpu(x) or x.layout is not torch.strided or x.is_conj() or x.is_neg():
-                return "an operand is no plain tensor of a GPU"
+                return "an operand is not a plain CUDA tensor"
             tensors.append(x)
-            parts.append((x.dtype, x.shape, x.stride(), x.get_device(), followed and x.requires_grad))
+            parts.append((x.dtype, x.shape, x.stride(), x.get_device(), with_gradients and x.requires_grad))
         elif kind in CONSTANTS:
             parts.append((kind, x))
         else:
-            return f"an operand is a {kind.__name__}, which a graph does not know"
+            return f"an operand is a {kind.__name__}, which a graph does not support"
     if not tensors:
         return "no operand is a tensor"
     device = tensors[0].get_device()
     if any(x.get_device() != device for x in tensors) or device != _current_device():
-        return "operands lie on several devices, or not on the current one"
-    if _captured():
-        return "the caller captures it"
+        return "operands are on several devices, or not on the current one"
+    if _is_capturing():
+        return "the caller's stream is capturing"
     parts.append(torch.are_deterministic_algorithms_enabled())
     return tuple(parts)
 
 
 _current_device: Callable[[], int] = torch.cuda.current_device
-_captured: Callable[[], bool] = torch.cuda.is_current_stream_capturing
+_is_capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
 
 
 def _why_not_recordable(state: ModelState, versions: list[tuple[torch.Tensor, int]], y: Any) -> str:
-    """Why a call that was made cannot be recorded; empty where nothing speaks against it."""
+    """The reason why a call that was run cannot be recorded; empty if it can."""
     if any(version_of(t) != before for t, before in versions):
         return "it writes to its operands, parameters or buffers"
     leaves = _pytree.tree_leaves(y)
     unknown = next((x for x in leaves if type(x) is not torch.Tensor and type(x) not in CONSTANTS), None)
     if unknown is not None:
-        return f"it gives back a {type(unknown).__name__}, which is no tensor"
+        return f"it returns a {type(unknown).__name__}, which is not a tensor"
     inputs = {t.untyped_storage().data_ptr() for t in state.tensors}
     if any(x.untyped_storage().data_ptr() in inputs for x in leaves if type(x) is torch.Tensor):
-        return "it gives back memory of a parameter or buffer"
+        return "it returns memory of a parameter or buffer"
     return ""
 
 
 # -- recording ---------------------------------------------------------------------------------------------------------
 class _Recorder(Recorder):
-    """Records the graphs of forwards without gradients, too."""
+    """A Recorder that also records forwards without gradients."""
 
     failed = False
 
@@ -250,7 +250,7 @@ class _Recorder(Recorder):
         kwargs: dict[str, Any],
         tensors: list[torch.Tensor],
     ) -> _Graph | str:
-        """A graph of the call, held against two calls of the forward itself; or why there is none."""
+        """A graph of the call, compared with two calls of the forward itself; or the reason why there is none."""
         self.failed = False
         with self.lock:
             current = torch.cuda.current_stream()
@@ -269,21 +269,21 @@ class _Recorder(Recorder):
                 self.failed = True
                 return f"it cannot be captured: {error}"
             leaves, spec = _pytree.tree_flatten(y)
-            found = _Graph(self, graph, state, inputs, leaves, spec)
+            recorded = _Graph(self, graph, state, inputs, leaves, spec)
             graph.replay()
             current.synchronize()
             if not agree(expected, again):
-                return "two calls of it with the same operands differ"
+                return "two calls with the same operands gave different results"
             if not agree(expected, leaves_of(y)):
-                return "its graph gives other results than it does: it depends on more than its operands"
+                return "its graph and the model give different results: it depends on more than its operands"
             if not state.is_unchanged():
                 return "it sets attributes at each call"
             self.replayed.record()
-            return found
+            return recorded
 
 
 class _Graph:
-    """One recorded call: where it reads its operands, where it writes its results."""
+    """One recorded call, with the memory that it reads its operands from and writes its results to."""
 
     __slots__ = ("_graph", "_inputs", "_leaves", "_recorder", "_spec", "_state")
 
@@ -300,15 +300,15 @@ class _Graph:
         self._inputs, self._leaves, self._spec = inputs, leaves, spec
 
     def finish(self) -> None:
-        """Wait for the last replay, which may read and write what goes away with this."""
+        """Wait for the last replay, which may use memory that is freed with this object."""
         self._recorder.finish()
 
     def is_valid(self) -> bool:
-        """Whether the model is as it was recorded."""
+        """Whether the model is unchanged since the recording."""
         return self._state.is_unchanged()
 
     def replay(self, tensors: list[torch.Tensor]) -> Any:
-        """What the forward gives for these operands, in memory of the caller's."""
+        """The result of the forward for these operands, copied to new memory."""
         recorder = self._recorder
         with recorder.lock:
             torch.cuda.current_stream().wait_event(recorder.replayed)
@@ -320,7 +320,7 @@ class _Graph:
                 for x in self._leaves:
                     if type(x) is torch.Tensor and id(x) not in copies:
                         copies[id(x)] = x.clone()
-            finally:  # where Ctrl-C or a lack of memory ends it, what was enqueued is still to be waited for
+            finally:  # even after Ctrl-C or a memory error: later replays must wait for the enqueued work
                 recorder.replayed.record()
         return _pytree.tree_unflatten([copies.get(id(x), x) for x in self._leaves], self._spec)
 

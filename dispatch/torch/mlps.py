@@ -1,4 +1,4 @@
-"""`mlp`: two linear layers with an activation between them, which the first product ends with."""
+"""`mlp`: two linear layers with an activation between them, which is the epilogue of the first product."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dispatch.errors import BadRequest
 from dispatch.keys import Epilogue
 from dispatch.ops.matmul import matmul as _matmul
 from dispatch.torch import products
-from dispatch.torch.products import argument_fake, dense_lines, weight_gradients
+from dispatch.torch.products import dense_lines, empty_gelu_argument, weight_gradients
 from dispatch.torch.shared import autocast, check_tensors, define, dense, empty_result, move_vmap_axis, rows_of
 
 if TYPE_CHECKING:
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 __all__ = ["mlp"]
 
-matmul: Callable[..., Any] = _matmul  # which takes torch's tensors, too
+matmul: Callable[..., Any] = _matmul  # it accepts torch tensors, too
 aten = torch.ops.aten
-MASK = 128  # columns: the bit mask of a ReLU has so many for each 16 bytes
+MASK_COLUMNS = 128  # columns per 16 bytes of a ReLU's bit mask
 
 
 def mlp(
@@ -35,34 +35,36 @@ def mlp(
 
     Args:
         x: (…, in), with any number of leading axes; f64, f32, f16 or bf16.
-        weight1, weight2: (hidden, in) and (out, hidden), as torch.nn.Linear has them; of x's dtype.
+        weight1, weight2: (hidden, in) and (out, hidden), like those of torch.nn.Linear; of x's dtype.
         bias1, bias2: (hidden,) and (out,), of x's dtype.
-        activation: "relu", or "gelu", which is the tanh approximation, see `linear`.
+        activation: "relu", or "gelu" (the tanh approximation, see `linear`).
 
-    Gives back (…, out) of x's dtype. The gradient is four products. That by ReLU's hidden layer multiplies with the
-    slope and sums up for bias1 in its epilogue (DRELU_BGRAD); that of GELU is torch's kernel between them. They read a
-    bit mask or GELU's argument, which the forward stores where a gradient is needed. Autocast, gradients of gradients
-    and vmap are as in `linear`. Raises BadRequest for operands that do not fit.
+    Returns (…, out) of x's dtype. The gradient takes four products. With ReLU, the epilogue of one of them multiplies
+    by the slope and sums up the gradient of bias1 (DRELU_BGRAD); with GELU, torch's kernel runs between the products.
+    They read a bit mask or the argument of GELU, which the forward stores if a gradient is needed. Autocast, gradients
+    of gradients and vmap work as in `linear`. Raises BadRequest for invalid operands.
     """
     x, weight1, bias1, weight2, bias2 = autocast(x, weight1, bias1, weight2, bias2)
     if activation not in ("relu", "gelu"):
         raise BadRequest("activation", repr(activation), '"relu" or "gelu"', '"gelu" is the tanh approximation')
     _check(x, weight1, bias1, weight2, bias2)
     tensors = (x, weight1, bias1, weight2, bias2)
-    followed = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-    y: torch.Tensor = MLP(*tensors, activation, followed)[0]
+    needs_gradient = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    y: torch.Tensor = MLP(*tensors, activation, needs_gradient)[0]
     return y
 
 
 def _check(x: Any, weight1: Any, bias1: Any, weight2: Any, bias2: Any) -> None:
-    given = {"x": x, "weight1": weight1, "bias1": bias1, "weight2": weight2, "bias2": bias2}
-    check_tensors(products.DTYPES, **{name: t for name, t in given.items() if t is not None or "bias" not in name})
+    operands = {"x": x, "weight1": weight1, "bias1": bias1, "weight2": weight2, "bias2": bias2}
+    check_tensors(products.DTYPES, **{name: t for name, t in operands.items() if t is not None or "bias" not in name})
     if x.ndim < 1:
         raise BadRequest("x", "a tensor of no axes", "(…, in)")
     width = x.shape[-1]
     for name, weight, bias in (("1", weight1, bias1), ("2", weight2, bias2)):
         if weight.ndim != 2 or weight.shape[1] != width:
-            raise BadRequest(f"weight{name}", f"shape {tuple(weight.shape)}", f"(…, {width}), as layer {name} is given")
+            raise BadRequest(
+                f"weight{name}", f"shape {tuple(weight.shape)}", f"(…, {width}), the width of the input of layer {name}"
+            )
         width = weight.shape[0]
         if bias is not None and bias.shape != (width,):
             raise BadRequest(f"bias{name}", f"shape {tuple(bias.shape)}", f"({width},), the rows of weight{name}")
@@ -76,17 +78,17 @@ def _epilogue(prefix: str, activation: str, suffix: str) -> Epilogue:
 def _forward(
     x: Any, weight1: Any, bias1: Any, weight2: Any, bias2: Any, activation: str, keep: bool
 ) -> tuple[Any, Any, Any]:
-    """y, and the hidden layer (rows, hidden) and what its slopes are made of where they are to be kept."""
-    given = {} if bias1 is None else {"bias": dense(bias1)}
+    """y; with `keep` also the hidden layer (rows, hidden) and the tensor from which its slopes are computed."""
+    options = {} if bias1 is None else {"bias": dense(bias1)}
     epilogue = _epilogue("", activation, ("_AUX" if keep else "") + ("" if bias1 is None else "_BIAS"))
     rows, n = rows_of(x), weight1.shape[0]
-    if keep and activation == "relu" and n % MASK:  # the library leaves the bits behind the last column as they are
-        given["aux"] = x.new_zeros(mask_shape(rows.shape[0], n), dtype=torch.uint8)
-    found = matmul(rows, dense_lines(weight1).t(), epilogue=epilogue, **given)
-    hidden, slopes = found if keep else (found, empty_result(x))
-    given = {} if bias2 is None else {"bias": dense(bias2)}
+    if keep and activation == "relu" and n % MASK_COLUMNS:  # the library does not write bits after the last column
+        options["aux"] = x.new_zeros(mask_shape(rows.shape[0], n), dtype=torch.uint8)
+    result = matmul(rows, dense_lines(weight1).t(), epilogue=epilogue, **options)
+    hidden, slopes = result if keep else (result, empty_result(x))
+    options = {} if bias2 is None else {"bias": dense(bias2)}
     epilogue = Epilogue.NONE if bias2 is None else Epilogue.BIAS
-    y = matmul(hidden, dense_lines(weight2).t(), epilogue=epilogue, **given)
+    y = matmul(hidden, dense_lines(weight2).t(), epilogue=epilogue, **options)
     return y.view(*x.shape[:-1], weight2.shape[0]), hidden if keep else empty_result(x), slopes
 
 
@@ -97,7 +99,7 @@ def _forward_fake(
     if not keep:
         return y, empty_result(x), empty_result(x)
     n = weight1.shape[0]
-    argument = argument_fake(x, n)
+    argument = empty_gelu_argument(x, n)
     hidden = x.new_empty(argument.shape)
     if activation == "gelu":
         return y, hidden, argument
@@ -105,14 +107,14 @@ def _forward_fake(
 
 
 def mask_shape(rows: Any, n: Any) -> tuple[Any, Any]:
-    """That of the mask of ReLU, a bit for each element: rows of whole 16 bytes."""
-    return rows, (n + MASK - 1) // MASK * MASK // 8
+    """The shape in bytes of ReLU's bit mask: one bit per element, rows of multiples of 16 bytes."""
+    return rows, (n + MASK_COLUMNS - 1) // MASK_COLUMNS * MASK_COLUMNS // 8
 
 
 def _forward_vmap(info: Any, in_dims: Any, *operands: Any) -> Any:
-    """x alone may have an axis more, which becomes a leading one; nothing is then kept for the gradient."""
-    *given, activation, _ = move_vmap_axis("mlp", info, in_dims, operands)
-    return MLP(*given, activation, False), (0, None, None)
+    """Only x may have a mapped axis, which becomes its leading one; nothing is kept for the gradient then."""
+    *tensors, activation, _ = move_vmap_axis("mlp", info, in_dims, operands)
+    return MLP(*tensors, activation, False), (0, None, None)
 
 
 # -- backward ------------------------------------------------------------------------------------------------------
@@ -129,7 +131,7 @@ def _backward(ctx: Any, dy: Any, *_: Any) -> tuple[Any, ...]:
     needs = [need and dy is not None for need in ctx.needs_input_grad[:5]]
     if not any(needs):
         return (None,) * 7
-    if hidden is None:  # not kept, as in vmap: computed again
+    if hidden is None:  # not kept, e.g. under vmap: compute it again
         _, hidden, slopes = MLP(*tensors, ctx.activation, True)
     x, weight1, _, weight2, _ = tensors
     grads = MLP_BACKWARD(dy, x, weight1, weight2, hidden, slopes, ctx.activation, needs)
@@ -145,15 +147,15 @@ def _gradients(
     dx, dweight1, dbias1 = (empty_result(x) for _ in range(3))
     if any(needs[:3]):
         if activation == "gelu":
-            # cuBLASLt has no kernel that ends with GELU's slope at these extents, and runs one of its own behind the
-            # product that takes four times torch's (ViT-B, batch 32, H100: 146 us beside 35).
+            # cuBLASLt has no product with GELU's slope as its epilogue at these extents. It runs a separate kernel
+            # after the product, which takes four times as long as torch's (ViT-B, batch 32, H100: 146 us against 35).
             dz = rows_of(aten.gelu_backward(matmul(dy, dense_lines(weight2)), slopes, approximate="tanh"))
             dweight1, dbias1 = weight_gradients(dz, x, *needs[1:3])
         else:
             summed = needs[2] and dy.numel() and weight1.numel()
             epilogue = _epilogue("D", activation, "_BGRAD" if summed else "")
-            found = matmul(dy, dense_lines(weight2), aux=dense(slopes), epilogue=epilogue)
-            dz, dbias1 = found if summed else (found, dbias1)
+            result = matmul(dy, dense_lines(weight2), aux=dense(slopes), epilogue=epilogue)
+            dz, dbias1 = result if summed else (result, dbias1)
             if needs[2] and not summed:
                 dbias1 = dz.sum(0)
             if needs[1]:

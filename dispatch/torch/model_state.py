@@ -1,4 +1,4 @@
-"""What a torch model consists of, so that it can be asked, in some ten microseconds, whether it is as it was."""
+"""A snapshot of a torch model, to check in some ten microseconds whether the model has changed."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 class ModelState:
-    """A model's tensors with their addresses and layouts, its submodules and attributes, told apart by identity.
+    """A model's tensors with their addresses and layouts, its submodules and attributes, compared by identity.
 
-    What is within an attribute, as a dict of tensors, is not looked at.
+    The contents of attributes, such as a dict of tensors, are not compared.
 
     Attributes:
         tensors: parameters, buffers, and attributes that are tensors.
@@ -43,25 +43,25 @@ class ModelState:
         self._layouts = self._current_layouts()
 
     def _current_layouts(self) -> list[tuple[Any, ...]]:
-        """Where and how the tensors lie: x.data = other changes it, and x is the same object."""
+        """Addresses, dtypes and layouts: `x.data = other` changes them, although x stays the same object."""
         return [(t.data_ptr(), t.dtype, t.shape, t.stride()) for t in self.tensors]
 
     def _current_values(self) -> Iterator[Any]:
         return chain(chain.from_iterable(map(dict.values, self._dicts)), (_END,))
 
     def why_not(self) -> str:
-        """Why a recording would not stand for the model's calls; empty where it would."""
+        """The reason why the model's calls cannot be recorded; empty if they can."""
         if any(type(t) not in _PLAIN_TYPES for t in self.tensors):
-            return "a parameter is no plain tensor"
+            return "a parameter is not a plain tensor"
         if any(not on_gpu(t) for t in self.tensors if t.numel() > 1):
             return "a part of the model is not on the GPU"
         return "modules have hooks" if self.is_hooked() else ""
 
     def is_hooked(self) -> bool:
-        return any(map(len, self._hooks)) or _hooked_everywhere()
+        return any(map(len, self._hooks)) or _has_global_forward_hooks()
 
     def is_unchanged(self) -> bool:
-        """Whether everything is the same object, and lies where and as it did when this was made."""
+        """Whether all objects, addresses and layouts are the same as when the snapshot was taken."""
         return (
             all(map(operator.is_, self._current_values(), self._values))
             and self._current_layouts() == self._layouts
@@ -70,11 +70,11 @@ class ModelState:
 
 
 class TrainedState(ModelState):
-    """The same of a model whose gradients are asked for.
+    """The snapshot of a model that is trained.
 
     Attributes:
         parameters: those that require a gradient, each once.
-        buffers: tensors that the forward may write to.
+        buffers: the buffers, which the forward may write to.
     """
 
     __slots__ = ("_gradient_hooks", "_requires_grad", "buffers", "parameters")
@@ -91,26 +91,26 @@ class TrainedState(ModelState):
         return [t.requires_grad for t in self.tensors]
 
     def why_not(self) -> str:
-        """Why no training step of the model would be recorded; empty where one would."""
+        """The reason why the model's training steps cannot be recorded; empty if they can."""
         if why := super().why_not():
             return why
-        known = {id(p) for p in self.parameters}
-        if any(t.requires_grad and id(t) not in known for t in self.tensors):
-            return "a tensor of the model that is no parameter requires a gradient"
+        parameter_ids = {id(p) for p in self.parameters}
+        if any(t.requires_grad and id(t) not in parameter_ids for t in self.tensors):
+            return "a tensor of the model that is not a parameter requires a gradient"
         return ""
 
     def is_hooked(self) -> bool:
-        return super().is_hooked() or any(map(len, self._gradient_hooks)) or _gradients_hooked_everywhere()
+        return super().is_hooked() or any(map(len, self._gradient_hooks)) or _has_global_backward_hooks()
 
     def is_unchanged(self) -> bool:
         return super().is_unchanged() and self._current_requires_grad() == self._requires_grad
 
 
-def _gradients_hooked_everywhere() -> bool:
+def _has_global_backward_hooks() -> bool:
     module = torch.nn.modules.module
     return bool(module._global_backward_hooks or module._global_backward_pre_hooks)
 
 
-def _hooked_everywhere() -> bool:
+def _has_global_forward_hooks() -> bool:
     module = torch.nn.modules.module
     return bool(module._global_forward_hooks or module._global_forward_pre_hooks)

@@ -1,4 +1,4 @@
-"""`layer_norm` and `rms_norm` by cuDNN's norms, with autograd."""
+"""`layer_norm` and `rms_norm` with cuDNN's norms and autograd."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["layer_norm", "rms_norm"]
 
 NormFwdRequest: Callable[..., Any] = _NormFwdRequest
-norm_fwd: Callable[..., Any] = _norm_fwd  # which take torch's tensors, too
+norm_fwd: Callable[..., Any] = _norm_fwd  # these accept torch tensors, too
 norm_bwd: Callable[..., Any] = _norm_bwd
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 EPSILON = torch.finfo(torch.float32).eps
@@ -44,17 +44,17 @@ def layer_norm(
     bias: torch.Tensor | None = None,
     eps: float = 1e-5,
 ) -> torch.Tensor:
-    """weight · (x - mean) / √(variance + eps) + bias over the last axes, as torch.nn.functional.layer_norm has it.
+    """weight · (x - mean) / √(variance + eps) + bias over the last axes, like torch.nn.functional.layer_norm.
 
     Args:
-        x: (…, *normalized_shape); f32, f16 or bf16, for cuDNN has no f64. Leading axes may be of extent 0.
+        x: (…, *normalized_shape); f32, f16 or bf16 (cuDNN's norms do not support f64). Leading extents may be 0.
         normalized_shape: the last axes of x.
-        weight, bias: of normalized_shape, in x's dtype or f32, both in one; None for ones and zeros.
+        weight, bias: of shape normalized_shape, in x's dtype or f32, both in the same; None for ones and zeros.
         eps: above 0.
 
-    Gives back a dense tensor of x's shape and dtype. Mean, variance and their gradients are in f32; the gradients of an
-    x in f32 are by torch's own kernels. A gradient of the gradient is refused. Raises BadRequest for operands that do
-    not fit.
+    Returns a dense tensor of x's shape and dtype. Mean, variance and their gradients are in f32. If x is in f32,
+    torch's kernel computes the gradients. A gradient of the gradient is refused. Raises BadRequest for invalid
+    operands.
     """
     return _normalized("layer", x, normalized_shape, weight, bias, eps)
 
@@ -62,10 +62,10 @@ def layer_norm(
 def rms_norm(
     x: torch.Tensor, normalized_shape: Sequence[int], weight: torch.Tensor | None = None, eps: float | None = None
 ) -> torch.Tensor:
-    """weight · x / √(mean of x² + eps) over the last axes, as torch.nn.functional.rms_norm has it.
+    """weight · x / √(mean of x² + eps) over the last axes, like torch.nn.functional.rms_norm.
 
-    The arguments and the result are those of `layer_norm`, without a bias; eps None is the machine epsilon of what
-    torch computes in, f32.
+    Arguments and result are as in `layer_norm`, without a bias. eps=None is the machine epsilon of f32, in which torch
+    computes.
     """
     return _normalized("rms", x, normalized_shape, weight, None, EPSILON if eps is None else eps)
 
@@ -81,13 +81,13 @@ def _normalized(mode: str, x: Any, normalized_shape: Sequence[int], weight: Any,
     check_tensors(DTYPES, x=x)
     if isinstance(normalized_shape, int):
         raise BadRequest("normalized_shape", repr(normalized_shape), "extents", f"({normalized_shape},)")
-    given = {name: t for name, t in (("weight", weight), ("bias", bias)) if t is not None}
-    for name, t in given.items():
+    parameters = {name: t for name, t in (("weight", weight), ("bias", bias)) if t is not None}
+    for name, t in parameters.items():
         check_tensors(DTYPES, **{name: t})
         if t.dtype not in (x.dtype, torch.float32):
-            raise BadRequest(name, f"a tensor of {t.dtype}", f"{x.dtype}, that of x, or torch.float32", "x.to(…)")
+            raise BadRequest(name, f"a tensor of {t.dtype}", f"{x.dtype}, the dtype of x, or torch.float32", "x.to(…)")
         if tuple(t.shape) != tuple(normalized_shape):
-            raise BadRequest(name, f"shape {tuple(t.shape)}", f"{tuple(normalized_shape)}, that is normalized")
+            raise BadRequest(name, f"shape {tuple(t.shape)}", f"{tuple(normalized_shape)}, the normalized_shape")
     axes = len(tuple(normalized_shape))
     if not 1 <= axes <= x.ndim or tuple(x.shape[x.ndim - axes :]) != tuple(normalized_shape):
         raise BadRequest("normalized_shape", f"{tuple(normalized_shape)}", f"the last axes of x {tuple(x.shape)}")
@@ -95,8 +95,8 @@ def _normalized(mode: str, x: Any, normalized_shape: Sequence[int], weight: Any,
         raise BadRequest("normalized_shape", f"{tuple(normalized_shape)}", "extents of 1 or more")
     if not eps > 0:
         raise BadRequest("eps", repr(eps), "a number above 0")
-    if len({t.dtype for t in given.values()}) > 1:
-        raise BadRequest("bias", f"a tensor of {bias.dtype}", f"{weight.dtype}, that of weight")
+    if len({t.dtype for t in parameters.values()}) > 1:
+        raise BadRequest("bias", f"a tensor of {bias.dtype}", f"{weight.dtype}, the dtype of weight")
     if weight is None:
         weight = torch.ones(
             tuple(normalized_shape), dtype=torch.float32 if bias is None else bias.dtype, device=x.device
@@ -112,16 +112,16 @@ CALLS = FunctionCallCache(("x", "weight", "bias"), ("mode", "eps", "shape"), opt
 
 
 def _inference(x: Any, weight: Any, bias: Any, choices: tuple[str, float, Sequence[int]]) -> Any:
-    """y without statistics; the next call like it is to find the plan."""
+    """y without statistics; caches the plan for the next similar call."""
     mode, eps, _ = choices
-    folded = _folded(x, weight)
-    if not folded.shape[0]:
+    flat = _merge_leading_axes(x, weight)
+    if not flat.shape[0]:
         return x.new_empty(x.shape)
-    given: dict[str, Any] = {} if bias is None else {"bias": dense(bias)}
-    given |= {"mode": MODES[mode], "epsilon": eps}
+    options: dict[str, Any] = {} if bias is None else {"bias": dense(bias)}
+    options |= {"mode": MODES[mode], "epsilon": eps}
     if not on_gpu(x) or CALLS.known(x, weight, bias, *choices):
-        return norm_fwd(folded, dense(weight), **given).view(x.shape)
-    request = NormFwdRequest(folded, dense(weight), **given)
+        return norm_fwd(flat, dense(weight), **options).view(x.shape)
+    request = NormFwdRequest(flat, dense(weight), **options)
     y = run(request)
     views = {"x": "x", "scale": "weight", "bias": "bias"}
     CALLS.learn(request, views, (x, weight, bias), choices, {"out": tuple(x.shape)})
@@ -131,25 +131,25 @@ def _inference(x: Any, weight: Any, bias: Any, choices: tuple[str, float, Sequen
 MODES = {"layer": NormMode.LAYER_NORM, "rms": NormMode.RMS_NORM}
 
 
-def _folded(x: Any, weight: Any) -> Any:
-    """x with all leading axes as one."""
+def _merge_leading_axes(x: Any, weight: Any) -> Any:
+    """x with its leading axes merged into one."""
     return dense(x).view(math.prod(x.shape[: x.ndim - weight.ndim]), *weight.shape)
 
 
 def _forward(x: Any, weight: Any, bias: Any, mode: str, eps: float) -> tuple[Any, Any, Any]:
-    """y, and in f32 the mean and the inverse deviation of each row, which the gradient reads."""
-    folded = _folded(x, weight)
-    rows = folded.shape[0]
+    """y, and in f32 the mean and the inverse standard deviation of each row, which the gradient reads."""
+    flat = _merge_leading_axes(x, weight)
+    rows = flat.shape[0]
     y, mean, inverse = _forward_fake(x, weight, bias, mode, eps)
     if not rows:
         return y, mean, inverse
     shape = (rows, *(1,) * weight.ndim)
-    given: dict[str, Any] = {} if bias is None else {"bias": dense(bias)}
+    options: dict[str, Any] = {} if bias is None else {"bias": dense(bias)}
     if mode == "layer":
-        given["mean_out"] = mean.view(shape)
+        options["mean_out"] = mean.view(shape)
     norm_fwd(
-        folded, dense(weight), mode=MODES[mode], epsilon=eps, training=True, out=y.view(folded.shape),
-        inv_variance_out=inverse.view(shape), **given,
+        flat, dense(weight), mode=MODES[mode], epsilon=eps, training=True, out=y.view(flat.shape),
+        inv_variance_out=inverse.view(shape), **options,
     )  # fmt: skip
     return y, mean, inverse
 
@@ -162,7 +162,7 @@ def _forward_fake(x: Any, weight: Any, _bias: Any, mode: str, _eps: float) -> tu
 
 
 def _forward_vmap(info: Any, in_dims: Any, *operands: Any) -> Any:
-    """x alone may have an axis more, which becomes a leading one."""
+    """Only x may have a mapped axis, which becomes its leading one."""
     x, *others = move_vmap_axis("norm", info, in_dims, operands)
     return NORM(x, *others), (0, 0 if others[2] == "layer" else None, 0)
 
@@ -171,7 +171,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
     x, weight, bias, mode, eps = inputs
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
-    ctx.mode, ctx.eps, ctx.biased = mode, eps, bias is not None
+    ctx.mode, ctx.eps, ctx.has_bias = mode, eps, bias is not None
     ctx.save_for_backward(x, weight, *output[1:])
 
 
@@ -179,34 +179,40 @@ def _backward(ctx: Any, dy: Any, *_: Any) -> tuple[Any, ...]:
     if dy is None:
         return (None,) * 5
     dx, dweight, dbias = NORM_BACKWARD(dy, *ctx.saved_tensors, ctx.mode, ctx.eps)
-    return dx, dweight, dbias if ctx.biased else None, None, None
+    return dx, dweight, dbias if ctx.has_bias else None, None, None
 
 
 def _gradients(dy: Any, x: Any, weight: Any, mean: Any, inverse: Any, mode: str, eps: float) -> tuple[Any, Any, Any]:
     """dx, dweight, dbias; an RMS norm has no bias."""
-    folded = _folded(x, weight)
-    rows = folded.shape[0]
+    flat = _merge_leading_axes(x, weight)
+    rows = flat.shape[0]
     if not rows:
         dx, dweight, dbias = _gradients_fake(dy, x, weight, mean, inverse, mode, eps)
         return dx, dweight.zero_(), dbias.zero_()
     if x.dtype == torch.float32 and mode == "layer":
-        return _torchs_gradients(dy, x, weight, mean, inverse)
+        return _gradients_by_torch(dy, x, weight, mean, inverse)
     shape = (rows, *(1,) * weight.ndim)
-    given = {"mean": mean.reshape(shape)} if mode == "layer" else {"bias": False}
+    options = {"mean": mean.reshape(shape)} if mode == "layer" else {"bias": False}
     dx, *others = norm_bwd(
-        _folded(dy, weight), folded, dense(weight), inverse.reshape(shape), mode=MODES[mode], epsilon=eps, **given
+        _merge_leading_axes(dy, weight),
+        flat,
+        dense(weight),
+        inverse.reshape(shape),
+        mode=MODES[mode],
+        epsilon=eps,
+        **options,
     )
     return dx.view(x.shape), others[0], others[1] if mode == "layer" else empty_result(weight)
 
 
-def _torchs_gradients(dy: Any, x: Any, weight: Any, mean: Any, inverse: Any) -> tuple[Any, Any, Any]:
-    """Those of torch's own kernels, in f32: cuDNN's sums over the rows were four times as far off on an H100."""
+def _gradients_by_torch(dy: Any, x: Any, weight: Any, mean: Any, inverse: Any) -> tuple[Any, Any, Any]:
+    """Gradients by torch's kernel, for f32: the error of cuDNN's sums over the rows was four times as large (H100)."""
     shape = (*x.shape[: x.ndim - weight.ndim], *(1,) * weight.ndim)
-    found: tuple[Any, Any, Any] = torch.ops.aten.native_layer_norm_backward(
+    gradients: tuple[Any, Any, Any] = torch.ops.aten.native_layer_norm_backward(
         dense(dy), dense(x), weight.shape, mean.reshape(shape), inverse.reshape(shape), dense(weight),
         dense(weight), [True, True, True],
     )  # fmt: skip
-    return found
+    return gradients
 
 
 def _gradients_fake(

@@ -1,4 +1,4 @@
-"""The search of `fuse` through the graph of one forward: what is found, what it is replaced by, and why not."""
+"""Searches the graph of one forward for the patterns that `fuse` replaces, and notes why others are kept."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ SILUS = (F.silu,)
 SUMS = (operator.add, operator.iadd, torch.add)
 PRODUCTS = (operator.mul, torch.mul)
 FUNCTIONS: dict[Any, Any] = {F.layer_norm: fused.layer_norm, F.rms_norm: fused.rms_norm}
-# What modules of transformers.activations compute, by their names: GELU by tanh or by erf, and SiLU.
+# What the modules of transformers.activations compute, by class name: GELU with tanh or erf, and SiLU.
 TRANSFORMERS_ACTIVATIONS = {
     **dict.fromkeys(("GELUTanh", "PytorchGELUTanh", "NewGELUActivation"), "gelu"),
     "GELUActivation": "exact",
     "SiLUActivation": "silu",
 }
-EXACT_GELU = "GELU is the exact one, by erf: the library has the tanh approximation"
+EXACT_GELU = "GELU is the exact one (erf), but the library has only the tanh approximation"
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class Note(NamedTuple):
-    """One thing that was looked at."""
+    """One operation that was replaced or kept."""
 
-    where: str  # the path of the module, or of the one whose forward calls the function, and its node
+    where: str  # the path of the module; for a function, the path of the calling module and the name of the fx node
     what: str
-    why: str = ""  # it was not replaced
+    why: str = ""  # the reason why it was not replaced
 
 
 class Patterns:
@@ -43,7 +43,7 @@ class Patterns:
         self.where, self.module, self.graph, self.training, self.trees = where, module, graph, training, trees
         self.replaced: list[Note] = []
         self.kept: list[Note] = []
-        self.consumed: set[nn.Module] = set()  # whose weights are read by what replaces them
+        self.consumed: set[nn.Module] = set()  # modules whose weights the replacements read
 
     def replace(self) -> None:
         for node in list(self.graph.nodes):
@@ -59,16 +59,16 @@ class Patterns:
         for node in list(self.graph.nodes):
             if self._child(node, nn.BatchNorm2d) is not None:
                 self._fuse_batch_norm(node, None)
-        for node in self.graph.nodes:  # what is left
+        for node in self.graph.nodes:  # operations that were not replaced
             if self._is_linear(node) and not self._is_reported(node):
-                self._report_kept(node, "no ReLU or GELU is right behind it")
+                self._report_kept(node, "no ReLU or GELU follows it directly")
             elif self._child(node, nn.Conv2d) is not None and not self._is_reported(node):
-                self._report_kept(node, "no ReLU is right behind it")
+                self._report_kept(node, "no ReLU follows it directly")
         self.graph.lint()
 
-    # -- what a node is ---------------------------------------------------------------------------------------------
+    # -- kinds of nodes ---------------------------------------------------------------------------------------------
     def _child(self, node: Any, *kinds: type) -> Any:
-        """The module that a node calls, if it is of one of these classes itself."""
+        """The module that a node calls, if its class is one of these (not a subclass)."""
         if node.op != "call_module":
             return None
         child = self.module.get_submodule(node.target)
@@ -78,7 +78,7 @@ class Patterns:
         return node.target is F.linear or self._child(node, nn.Linear) is not None
 
     def _activation(self, node: Any) -> str | None:
-        """ "relu", "gelu" by tanh, or "exact" for the other GELU; None for anything else."""
+        """ "relu", "gelu" (the tanh approximation) or "exact" (GELU with erf); None for other nodes."""
         name = self._transformers_activation(node)
         if name is not None:
             return name if name != "silu" else None
@@ -92,15 +92,15 @@ class Patterns:
         return None
 
     def _transformers_activation(self, node: Any) -> str | None:
-        """The activation that a module of transformers is."""
+        """The activation that a transformers module computes; None for other nodes."""
         if node.op != "call_module":
             return None
         kind = type(self.module.get_submodule(node.target))
         return TRANSFORMERS_ACTIVATIONS.get(kind.__name__) if kind.__module__ == "transformers.activations" else None
 
-    # -- what becomes of it -----------------------------------------------------------------------------------------
+    # -- replacements ----------------------------------------------------------------------------------------------
     def _fuse_activation(self, node: Any, name: str) -> None:
-        """An activation, and what it is behind."""
+        """Fuse an activation with the Linear or Conv2d before it."""
         before = node.args[0] if node.args else node.kwargs.get("input")
         if not isinstance(before, fx.Node):
             return
@@ -110,11 +110,11 @@ class Patterns:
         why = EXACT_GELU if name == "exact" else ""
         with_hooks = [one.target for one in (before, node) if one.op == "call_module" and self._has_hooks(one)]
         if len(before.users) > 1:
-            why = "its result is read by others, too"
+            why = "its result has other readers, too"
         elif with_hooks:
             why = f"{with_hooks[0]} has hooks"
         elif conv is not None and name != "relu":
-            why = "Conv2d is fused with a ReLU alone"
+            why = "Conv2d is only fused with a ReLU"
         elif conv is not None and (isinstance(conv.padding, str) or conv.padding_mode != "zeros"):
             why = f"its padding is {conv.padding!r}, {conv.padding_mode}"
         if why:
@@ -135,22 +135,22 @@ class Patterns:
             self.graph.erase_node(before)
 
     def _second_linear(self, node: Any) -> Any:
-        """The linear layer that alone reads an activation, and that has no activation behind itself."""
+        """The linear layer that is an activation's only reader and is not followed by an activation; else None."""
         readers = list(node.users)
         if len(readers) != 1 or not self._is_linear(readers[0]) or self._has_hooks(readers[0]):
             return None
         last = readers[0]
         x = last.args[0] if last.args else last.kwargs.get("input")
-        behind = list(last.users)
-        followed = len(behind) == 1 and (self._activation(behind[0]) or "exact") != "exact"
+        next_nodes = list(last.users)
+        has_activation = len(next_nodes) == 1 and (self._activation(next_nodes[0]) or "exact") != "exact"
         weights = [one for one in self._linear_operands(last)[1:] if one is not None]
-        return last if x is node and node not in weights and not followed else None
+        return last if x is node and node not in weights and not has_activation else None
 
-    # -- a batch norm behind a convolution ----------------------------------------------------------------------------
+    # -- a batch norm after a convolution -----------------------------------------------------------------------------
     def _fuse_batch_norm(self, last: Any, relu: Any) -> bool:
-        """Whether a batch norm behind a Conv2d, with a sum and a ReLU behind it or without, was replaced, or said why.
+        """Fuse a Conv2d with its batch norm and, if present, a sum and a ReLU. True if replaced, or noted why not.
 
-        The ReLU's operand is `last`; without a ReLU it is the batch norm.
+        `last` is the operand of the ReLU; without a ReLU it is the batch norm.
         """
         norm, residual = (last, None) if relu is None else self._norm_and_residual(last)
         bn = None if norm is None else self._child(norm, nn.BatchNorm2d)
@@ -164,7 +164,7 @@ class Patterns:
         if any(len(node.users) > 1 for node in inner):
             if relu is not None:  # the batch norm alone may still be folded
                 return False
-            self._report_kept(before, "its result is read by others, too")
+            self._report_kept(before, "its result has other readers, too")
         elif with_hooks:
             self._report_kept(before, f"{with_hooks[0]} has hooks")
         elif isinstance(conv.padding, str) or conv.padding_mode != "zeros":
@@ -172,7 +172,7 @@ class Patterns:
         elif bn.running_mean is None or bn.running_var is None:
             self._report_kept(before, "its batch norm has no running statistics")
         elif self.training:
-            self._report_kept(before, "its batch norm is folded in eval mode alone")
+            self._report_kept(before, "its batch norm is only folded in eval mode")
         else:
             first = norm if relu is None else relu
             with self.graph.inserting_before(first):
@@ -188,7 +188,7 @@ class Patterns:
         return True
 
     def _norm_and_residual(self, node: Any) -> tuple[Any, Any]:
-        """The batch norm that a ReLU's operand comes from, and what is added to it."""
+        """The batch norm that gives a ReLU's operand, and the residual added to it."""
         if not isinstance(node, fx.Node):
             return None, None
         plain = node.op == "call_function" and node.target in SUMS and len(node.args) == 2 and not node.kwargs
@@ -202,13 +202,13 @@ class Patterns:
         return None, None
 
     def _get_attr(self, where: Any, name: str) -> Any:
-        """A node for a parameter or buffer of a module that is called, None where the module has none."""
-        there = getattr(self.module.get_submodule(where), name) is not None
-        return self.graph.create_node("get_attr", f"{where}.{name}") if there else None
+        """A node for a parameter or buffer of a submodule; None if that is None."""
+        exists = getattr(self.module.get_submodule(where), name) is not None
+        return self.graph.create_node("get_attr", f"{where}.{name}") if exists else None
 
-    # -- a gate by SiLU or the exact GELU -----------------------------------------------------------------------------
+    # -- a gate with SiLU or exact GELU -------------------------------------------------------------------------------
     def _gate_kind(self, node: Any) -> str | None:
-        """What a node is that gates a product and that nothing else reads: "silu" or "exact"."""
+        """The activation of a node that can be a gate, "silu" or "exact": it has only one reader. Else None."""
         if not isinstance(node, fx.Node) or len(node.users) != 1 or not node.args:
             return None
         before, called = node.args[0], node.op == "call_function" and node.target in SILUS
@@ -218,8 +218,8 @@ class Patterns:
         if name not in ("silu", "exact") or not isinstance(before, fx.Node):
             return None
         if getattr(child, "inplace", False) or node.kwargs.get("inplace", node.args[1:] == (True,)):
-            alone = self._is_linear(before) and len(before.users) == 1
-            return name if alone else None  # others may read what it has become
+            is_only_reader = self._is_linear(before) and len(before.users) == 1
+            return name if is_only_reader else None  # in place: other readers of its operand see the changed values
         return name
 
     def _is_gate(self, node: Any) -> bool:
@@ -227,7 +227,7 @@ class Patterns:
         return product and any(self._gate_kind(one) is not None for one in node.args)
 
     def _fuse_gate(self, node: Any) -> None:
-        """act(x) · y, which one kernel computes, with the Linear in front of a SiLU one of CUTLASS if asked for."""
+        """Replace act(x) · y by one kernel; with `trees`, include the Linear before a SiLU (a CUTLASS kernel)."""
         one, other = node.args
         active, up = (one, other) if self._gate_kind(one) is not None else (other, one)
         name, before = self._gate_kind(active), active.args[0]
@@ -252,11 +252,11 @@ class Patterns:
     @staticmethod
     def _linear_operands(node: Any) -> tuple[Any, Any, Any]:
         """The operands of torch.nn.functional.linear."""
-        given = dict(zip(("input", "weight", "bias"), node.args, strict=False)) | node.kwargs
-        return given["input"], given.get("weight"), given.get("bias")
+        arguments = dict(zip(("input", "weight", "bias"), node.args, strict=False)) | node.kwargs
+        return arguments["input"], arguments.get("weight"), arguments.get("bias")
 
     def _operands(self, node: Any, before: Any) -> tuple[Any, Any, Any]:
-        """x, weight and bias of a Linear or Conv2d, or of the function."""
+        """x, weight and bias of a Linear, a Conv2d or the function linear."""
         if node.op == "call_function":
             return self._linear_operands(node)
         x = node.args[0] if node.args else node.kwargs["input"]
@@ -265,7 +265,7 @@ class Patterns:
             return x, self._get_attr(node.target, "weight"), self._get_attr(node.target, "bias")
 
     def _replace(self, node: Any, function: Any, args: Any, kwargs: Any, what: str, first: Any = None) -> None:
-        """Call a function in the place of a node, and of the first one of its pattern where there are two."""
+        """Replace a node by a call of a function; `first` is the pattern's first node, for the report."""
         with self.graph.inserting_before(node):
             other = self.graph.call_function(function, args, kwargs)
         node.replace_all_uses_with(other)
@@ -281,6 +281,6 @@ class Patterns:
         return any(note.where == self._path_of(node) for note in self.kept)
 
     def _path_of(self, node: Any) -> str:
-        """Where a node's module is, or the node in the module."""
-        own = str(node.target if node.op == "call_module" else node.name)
-        return f"{self.where}.{own}" if self.where else own
+        """The path of a node's module, or of the calling module and the node's name."""
+        name = str(node.target if node.op == "call_module" else node.name)
+        return f"{self.where}.{name}" if self.where else name

@@ -1,4 +1,4 @@
-"""What the ops for PyTorch share: how one is defined, autocast, checks, and operands as libraries take them."""
+"""Code that the ops for PyTorch share: definition of ops, autocast, checks, and layouts that libraries support."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ __all__ = [
     "empty_result",
     "is_plain_eager",
     "is_plain_inference",
-    "lines_at_16",
     "move_vmap_axis",
     "needs_gradient",
     "on_gpu",
+    "rows_at_16",
     "rows_of",
 ]
 
-ALIGNED = 16  # bytes: where a library reads vectors, it reads so many at once
+ALIGNED = 16  # bytes: the size of a vector load in the libraries
 
 
-def _listens(name: str) -> Callable[[], bool]:
-    """Whether something of torch's listens to calls; what a version of torch does not have is taken to listen."""
-    found: Callable[[], bool] = getattr(torch._C, name, lambda: True)
-    return found
+def _mode_query(name: str) -> Callable[[], bool]:
+    """A function of torch that tells whether a mode is on; a mode counts as on if torch lacks the function."""
+    query: Callable[[], bool] = getattr(torch._C, name, lambda: True)
+    return query
 
 
-# A call through torch's dispatcher costs 7 µs in Python, 18 with a gradient; these say whether anything listens there.
-_in_dispatch_mode = _listens("_len_torch_dispatch_stack")
-_in_function_mode = _listens("_is_torch_function_mode_enabled")
-_in_transform = _listens("_are_functorch_transforms_active")
-_in_trace = _listens("_is_tracing")
+# A call through torch's dispatcher costs 7 µs in Python, 18 with a gradient. These tell whether it is necessary.
+_in_dispatch_mode = _mode_query("_len_torch_dispatch_stack")
+_in_function_mode = _mode_query("_is_torch_function_mode_enabled")
+_in_transform = _mode_query("_are_functorch_transforms_active")
+_in_trace = _mode_query("_is_tracing")
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
 def is_plain_eager() -> bool:
-    """Whether torch would only run an op: there is no compiler, mode, transformation, trace, profiler or forward AD."""
+    """Whether torch would only run an op: no compiler, mode, transform, trace, profiler or forward-mode AD is on."""
     return not (
         torch.compiler.is_compiling()
         or _in_dispatch_mode()
@@ -62,22 +62,22 @@ def is_plain_eager() -> bool:
 
 
 def is_plain_inference() -> bool:
-    """Whether a call over plain tensors on a GPU, which needs no gradient, is for us alone."""
+    """Whether a call with plain CUDA tensors and without a gradient can bypass torch's dispatcher."""
     return is_plain_eager() and not torch.is_autocast_enabled("cuda")
 
 
 def on_gpu(x: Any) -> bool:
-    """Whether calls over a tensor may be remembered (core/framework_call_cache.py)."""
+    """Whether calls with this tensor can be cached (core/framework_call_cache.py)."""
     return bool(x.is_cuda)
 
 
 def needs_gradient(*operands: Any) -> bool:
-    """Whether autograd follows a call over these tensors."""
+    """Whether autograd records a call with these tensors."""
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands)
 
 
 def _runs_directly(operands: tuple[Any, ...]) -> bool:
-    """Whether torch would do nothing but run the op, over tensors that are what they seem."""
+    """Whether torch would only run the op, and all operands are plain tensors."""
     if not is_plain_eager():
         return False
     for x in operands:
@@ -89,10 +89,10 @@ def _runs_directly(operands: tuple[Any, ...]) -> bool:
 
 
 class Op:
-    """A custom op of torch's, called by the shortest way that means the same.
+    """A torch custom op, called in the shortest way that has the same effect.
 
     Attributes:
-        overload: the op as torch.compile, torch.export, transformations and modes see it.
+        overload: the registered op, for torch.compile, torch.export, transforms and modes.
     """
 
     __slots__ = ("_forward", "_function", "_lists", "_name", "overload")
@@ -100,17 +100,17 @@ class Op:
     def __init__(self, overload: Any, forward: Callable[..., Any], save: Any, backward: Any, lists: bool) -> None:
         self.overload = overload
         self._name = overload.name()
-        self._lists = lists  # there are lists of tensors, whose gradients torch.autograd.Function does not follow
+        self._lists = lists  # it takes lists of tensors, for which torch.autograd.Function has no gradients
         self._forward = forward
         self._function = None if backward is None or lists else _function(forward, save, backward)
 
     @staticmethod
     def direct(*operands: Any) -> bool:
-        """Whether a call without gradients needs nothing of torch: what runs may then be called itself."""
+        """Whether a call without gradients can bypass torch and call the implementation directly."""
         return _runs_directly(operands)
 
     def __call__(self, *operands: Any) -> Any:
-        tensors = _flat(operands) if self._lists else operands
+        tensors = _flatten(operands) if self._lists else operands
         if not _runs_directly(tensors):
             if not torch.compiler.is_compiling() and forward_ad._current_level >= 0:
                 _check_tangents(self._name, tensors)
@@ -123,18 +123,18 @@ class Op:
 
 
 def _check_tangents(name: str, tensors: tuple[Any, ...]) -> None:
-    """BadRequest where forward-mode AD follows an operand: torch takes a custom op's tangent for 0, without a word."""
+    """BadRequest if an operand has a forward-mode tangent: torch would silently use 0 as a custom op's tangent."""
     for x in tensors:
         if isinstance(x, torch.Tensor) and forward_ad.unpack_dual(x).tangent is not None:  # type: ignore[no-untyped-call]
             _refuse_tangents(name, "an operand with a tangent of forward-mode AD")
 
 
 def _refuse_tangents(name: str, what: str) -> NoReturn:
-    raise BadRequest(name, what, "operands without", "torch.autograd.grad goes backward")
+    raise BadRequest(name, what, "operands without tangents", "torch.autograd.grad uses reverse mode")
 
 
-def _flat(operands: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The operands, those in lists one by one."""
+def _flatten(operands: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The operands, with lists expanded."""
     return tuple(one for x in operands for one in (x if isinstance(x, list) else (x,)))
 
 
@@ -144,7 +144,7 @@ def _function(forward: Callable[..., Any], save: Callable[..., None], backward: 
     class Function(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *operands: Any) -> Any:
-            output = _no_view(forward(*operands))
+            output = _without_views(forward(*operands))
             save(ctx, operands, output)
             return output
 
@@ -155,10 +155,10 @@ def _function(forward: Callable[..., Any], save: Callable[..., None], backward: 
     return Function
 
 
-def _no_view(output: Any) -> Any:
-    """What an op gives as tensors that are views of nothing, and so may be written in place under autograd."""
+def _without_views(output: Any) -> Any:
+    """An op's results as tensors that autograd does not treat as views, so that users may write to them in place."""
     if isinstance(output, (tuple, list)):
-        return type(output)(map(_no_view, output))
+        return type(output)(map(_without_views, output))
     if isinstance(output, torch.Tensor) and output._is_view():
         return torch.ops.aten._unsafe_view(output, output.shape)
     return output
@@ -173,19 +173,19 @@ def define(
     backward: Callable[..., Any] | None = None,
     vmap: Callable[..., Any] | None = None,
 ) -> Op:
-    """A custom op `dispatch::name` of torch's: what runs, what it gives without running, and its gradient.
+    """Define the torch custom op `dispatch::name` by its implementation, its fake-tensor rule and its gradient.
 
-    Without `backward` a gradient through the op is refused by torch, as that of a gradient is; without `vmap` so is
-    torch.vmap over it.
+    Without `backward` torch refuses a gradient through the op, as it refuses a gradient of a gradient. Without `vmap`,
+    torch.vmap over the op is refused.
     """
 
     def implementation(*operands: Any) -> Any:
-        if forward_ad._current_level >= 0:  # of a graph that was compiled before that
-            _check_tangents(f"dispatch::{name}", _flat(operands))
-        return _no_view(forward(*operands))
+        if forward_ad._current_level >= 0:  # the caller is a graph that was compiled before forward-mode AD began
+            _check_tangents(f"dispatch::{name}", _flatten(operands))
+        return _without_views(forward(*operands))
 
     def fake_implementation(*operands: Any) -> Any:
-        # torch.compile asks here, with what has lost its tangents: whether this operand had one is not to be known.
+        # torch.compile calls this with operands stripped of their tangents, so whether they had one is unknown.
         if forward_ad._current_level >= 0:
             _refuse_tangents(f"dispatch::{name}", "a compiled call within forward-mode AD")
         return fake(*operands)
@@ -207,18 +207,18 @@ def _refuse_vmap(name: str) -> Callable[..., Any]:
 
 
 def move_vmap_axis(name: str, info: Any, in_dims: Any, operands: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The operands for a rule of vmap that has the mapped axis of the first one, and of no other, in front."""
+    """The operands of a vmap rule, the first one's mapped axis moved to the front; others must have no mapped axis."""
     if in_dims[0] is None or any(dim is not None for dim in in_dims[1:]):
         return tuple(_refuse_vmap(name)(info, in_dims, *operands))
     return (operands[0].movedim(in_dims[0], 0), *operands[1:])
 
 
 def autocast(*tensors: Any) -> tuple[Any, ...]:
-    """The tensors in autocast's dtype, where it is on for the first one's device; f64 ones stay, as in torch."""
-    place = tensors[0].device.type if isinstance(tensors[0], torch.Tensor) else "cpu"
-    if place not in ("cpu", "cuda") or not torch.is_autocast_enabled(place):
+    """The tensors in autocast's dtype if it is on for the first one's device; f64 tensors are not cast, as in torch."""
+    device_type = tensors[0].device.type if isinstance(tensors[0], torch.Tensor) else "cpu"
+    if device_type not in ("cpu", "cuda") or not torch.is_autocast_enabled(device_type):
         return tensors
-    dtype = torch.get_autocast_dtype(place)
+    dtype = torch.get_autocast_dtype(device_type)
     return tuple(
         x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() and x.dtype != torch.float64 else x
         for x in tensors
@@ -226,7 +226,7 @@ def autocast(*tensors: Any) -> tuple[Any, ...]:
 
 
 def check_tensors(dtypes: tuple[torch.dtype, ...], **operands: Any) -> None:
-    """BadRequest for an operand that is no tensor, and for dtypes or devices that differ from the first one's."""
+    """BadRequest for an operand that is not a tensor, or whose dtype or device differs from the first one's."""
     names = iter(operands)
     first = next(names)
     x = operands[first]
@@ -238,7 +238,9 @@ def check_tensors(dtypes: tuple[torch.dtype, ...], **operands: Any) -> None:
             continue
         _check_tensor(dtypes, name, x)
         if x.dtype != dtype:
-            raise BadRequest(name, f"a tensor of {x.dtype}", f"{dtype}, that of {first}", "torch.autocast, or x.to(…)")
+            raise BadRequest(
+                name, f"a tensor of {x.dtype}", f"{dtype}, the dtype of {first}", "torch.autocast, or x.to(…)"
+            )
         raise BadRequest(name, f"a tensor on {x.device}", f"one on {device}", "x.to(…)")
 
 
@@ -246,18 +248,18 @@ def _check_tensor(dtypes: tuple[torch.dtype, ...], name: str, x: Any) -> None:
     if not isinstance(x, torch.Tensor):
         raise BadRequest(name, f"a {type(x).__name__}", "a torch.Tensor")
     if x.dtype not in dtypes:
-        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        raise BadRequest(name, f"a tensor of {x.dtype}", f"one of {known}, which there are rows for", "x.to(…)")
+        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        raise BadRequest(name, f"a tensor of {x.dtype}", f"one of the supported dtypes: {names}", "x.to(…)")
 
 
 def dense(x: Any, memory_format: torch.memory_format = torch.contiguous_format) -> Any:
-    """The tensor, dense and at 16 bytes; a copy where it is not."""
+    """The tensor if it is dense and aligned to 16 bytes, else a copy."""
     x = x.contiguous(memory_format=memory_format)
     return x if x.data_ptr() % ALIGNED == 0 else x.clone()
 
 
 def rows_of(x: Any) -> Any:
-    """(…, k) as a matrix with dense rows that do not overlap: a view where its strides allow it."""
+    """(…, k) as a matrix with dense rows that do not overlap; a view if the strides allow it, else a copy."""
     if x.ndim != 2:
         x = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     rows, k = x.shape
@@ -267,24 +269,24 @@ def rows_of(x: Any) -> Any:
     return x.contiguous()
 
 
-def lines_at_16(x: Any) -> Any:
-    """The tensor with lines along the last axis that a tensor map steps through; a copy where it has others."""
-    step, k = ALIGNED // x.element_size(), x.shape[-1]
+def rows_at_16(x: Any) -> Any:
+    """The tensor with dense rows at multiples of 16 bytes, as TMA descriptors require; a copy if it has others."""
+    multiple, k = ALIGNED // x.element_size(), x.shape[-1]
     between, along = x.stride()[-2:]
-    in_order = along == 1 and (between >= k or x.shape[-2] == 1) and x.data_ptr() % ALIGNED == 0
-    apart = (own for own, extent in zip(x.stride()[:-1], x.shape[:-1], strict=True) if extent > 1)
-    if in_order and (k > 1 or between > 1) and all(own % step == 0 for own in apart):
+    is_dense = along == 1 and (between >= k or x.shape[-2] == 1) and x.data_ptr() % ALIGNED == 0
+    strides = (stride for stride, extent in zip(x.stride()[:-1], x.shape[:-1], strict=True) if extent > 1)
+    if is_dense and (k > 1 or between > 1) and all(stride % multiple == 0 for stride in strides):
         return x
-    return x.new_empty((*x.shape[:-1], -(-k // step) * step))[..., :k].copy_(x)
+    return x.new_empty((*x.shape[:-1], -(-k // multiple) * multiple))[..., :k].copy_(x)
 
 
 def empty_in_order_of(x: Any) -> Any:
-    """A dense tensor whose axes lie in memory in the order of another's."""
+    """An uninitialized dense tensor whose axes have the same order in memory as x's."""
     order = sorted(range(x.ndim), key=lambda axis: (-x.stride(axis), axis))
-    made = x.new_empty([x.shape[axis] for axis in order])
-    return made.permute([order.index(axis) for axis in range(x.ndim)])
+    empty = x.new_empty([x.shape[axis] for axis in order])
+    return empty.permute([order.index(axis) for axis in range(x.ndim)])
 
 
 def empty_result(like: Any) -> Any:
-    """What an op gives instead of a result that nobody wants."""
+    """An empty tensor in place of a result that is not needed."""
     return like.new_empty(0)

@@ -1,7 +1,7 @@
-"""A call of a model that is to be recorded: made with other operands and parameters, and without a trace.
+"""Repeats a call of a model for a recording, with other operands and parameters and without side effects.
 
-While a step is recorded the model has parameters in the same memory that are others to autograd: its own ones' hooks
-and .grad do not see it, nor does it see the streams on which they were used before.
+While a step is recorded, the model has separate Parameter objects over the same memory. So the recording does not touch
+the hooks and .grad of the original parameters, and autograd does not synchronize with the streams where they were used.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 __all__ = ["DEVICE_TYPE", "Call", "buffers_restored", "restore", "results_of", "separate_parameters"]
 
-DEVICE_TYPE = "cuda"  # whose autocast counts
+DEVICE_TYPE = "cuda"  # the device type whose autocast state is recorded
 
 
 @contextmanager
 def separate_parameters(model: nn.Module, parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Give the model others in the same memory: with gradients, hooks and nodes of their own."""
+    """Give the model separate parameters over the same memory, with their own gradients, hooks and autograd nodes."""
     separate: dict[int, Any] = {id(p): torch.nn.Parameter(p.detach()) for p in parameters}
     for p in parameters:
         separate[id(p)].__dict__.update(p.__dict__)
@@ -46,7 +46,7 @@ def separate_parameters(model: nn.Module, parameters: list[nn.Parameter]) -> Ite
 
 
 def _set_parameter(module: nn.Module, name: str, p: nn.Parameter) -> None:
-    if isinstance(module, torch.nn.RNNBase):  # which keeps a list of them
+    if isinstance(module, torch.nn.RNNBase):  # it keeps a list of its parameters
         setattr(module, name, p)
     else:
         module._parameters[name] = p
@@ -58,12 +58,12 @@ def results_of(leaves: list[Any]) -> list[torch.Tensor]:
 
 
 class Call:
-    """What a forward is called with and under, so that it can be called with other tensors.
+    """The arguments and modes of a forward, to call it with other tensors.
 
     Attributes:
-        model: whose forward it is.
-        asked: for each tensor among the operands whether it requires a gradient.
-        dtype: autocast's, or None.
+        model: the model.
+        requires_grad: for each tensor among the operands, whether it requires a gradient.
+        dtype: autocast's dtype; None without autocast.
     """
 
     def __init__(
@@ -75,13 +75,13 @@ class Call:
         tensors: list[torch.Tensor],
     ) -> None:
         self.model, self._forward = model, forward
-        empty = [torch.empty(0)] * len(tensors)  # in their places others are put
+        empty = [torch.empty(0)] * len(tensors)  # placeholders for the operands
         self._args, self._kwargs = with_operands(empty, args, kwargs)
         self.requires_grad = [t.requires_grad for t in tensors]
         self.dtype = torch.get_autocast_dtype(DEVICE_TYPE) if torch.is_autocast_enabled(DEVICE_TYPE) else None
 
     def run(self, inputs: list[torch.Tensor]) -> Any:
-        """The result over these operands. Weights are cast anew, for a graph must not read what was cast outside."""
+        """The result for these operands. Autocast's cache is off: a graph must not read weights cast outside."""
         args, kwargs = with_operands(inputs, self._args, self._kwargs)
         enabled = self.dtype is not None
         with torch.enable_grad(), torch.autocast(DEVICE_TYPE, self.dtype, enabled, cache_enabled=False):
@@ -89,16 +89,16 @@ class Call:
 
     @staticmethod
     def gradients(
-        results: list[torch.Tensor], given: list[torch.Tensor], sources: list[torch.Tensor]
+        results: list[torch.Tensor], output_gradients: list[torch.Tensor], sources: list[torch.Tensor]
     ) -> list[torch.Tensor | None]:
-        """Those of the sources, or None where a result does not depend on one."""
+        """The gradients of the sources; None for a source that no result depends on."""
         with torch.autocast(DEVICE_TYPE, enabled=False):
-            return list(torch.autograd.grad(results, sources, given, allow_unused=True))
+            return list(torch.autograd.grad(results, sources, output_gradients, allow_unused=True))
 
 
 @contextmanager
 def buffers_restored(buffers: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """What is written to them in here is undone, and torch does not count that; gives what they were."""
+    """Restore the buffers after the block without changing their versions; yields copies of their values."""
     with torch.inference_mode(False), torch.no_grad():
         before = [b.detach().clone() for b in buffers]
     try:
@@ -108,7 +108,7 @@ def buffers_restored(buffers: list[torch.Tensor]) -> Iterator[list[torch.Tensor]
 
 
 def restore(buffers: list[torch.Tensor], before: list[torch.Tensor]) -> None:
-    """Write to buffers what they were, without torch's counting it."""
+    """Write earlier values to buffers without changing their version counters."""
     with torch.inference_mode(False), torch.no_grad():
-        for b, then in zip(buffers, before, strict=True):
-            b.data.copy_(then)
+        for b, value in zip(buffers, before, strict=True):
+            b.data.copy_(value)

@@ -1,8 +1,8 @@
-"""Training steps of a fused model as CUDA graphs: which calls are recorded, which replayed, and which run eagerly.
+"""Training steps of a fused model as CUDA graphs: decides which calls are recorded, replayed or run eagerly.
 
-At first a call with gradients runs eagerly, and it is noted which of its results are given gradients. If calls go on in
-the same way, one is recorded (training_recording.py), and replayed from then on (training_step.py), provided that the
-model and torch's modes are unchanged and no backward pass of an earlier replay is pending.
+At first calls with gradients run eagerly, and it is observed which of their results get gradients. After several such
+calls of the same kind, one is recorded (training_recording.py). From then on it is replayed (training_step.py), as long
+as the model and torch's modes are unchanged and no backward pass of an earlier replay is pending.
 """
 
 from __future__ import annotations
@@ -32,35 +32,35 @@ if TYPE_CHECKING:
 
 __all__ = ["Training", "modes"]
 
-RUNS_BEFORE = 3  # calls that look alike and run themselves before one is recorded: plans are learnt meanwhile
-MAX_STEPS = 8  # steps of a model, each with memory for all of its gradients
-MAX_KINDS = 512  # kinds of calls that are known
-MAX_FAILURES = 2  # captures that end in an error before none is tried any more
-UNUSED = 32  # calls without a backward pass after which none is waited for
+RUNS_BEFORE = 3  # eager calls of a kind before one is recorded: their plans are learnt during them
+MAX_STEPS = 8  # recorded steps per model, each with memory for all of its gradients
+MAX_KINDS = 512  # kinds of calls with a history
+MAX_FAILURES = 2  # failed captures before no more are tried
+UNUSED = 32  # calls without a backward pass before the kind is given up
 BUSY = "another call is being recorded"
-MAX_NEEDED = 4096  # the most calls before a model that changes all the time is recorded again
+MAX_NEEDED = 4096  # the maximum number of eager calls before a model that keeps changing is recorded again
 
 _in_backward: Callable[[], int] = torch._C._current_graph_task_id
 _hooks_of_saved: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 
 
 def modes() -> tuple[Any, ...] | str:
-    """The modes of torch that a recorded step depends on; or why no step can be recorded under them."""
+    """The modes of torch that a recorded step depends on; or the reason why no step can be recorded under them."""
     if not is_plain_eager():
         return "torch compiles, traces, transforms or profiles it"
     if torch.is_anomaly_enabled():
-        return "torch looks for anomalies"
+        return "anomaly detection is on"
     if _hooks_of_saved is None or _hooks_of_saved(True) is not None:
-        return "what is saved for the gradient has hooks"
+        return "there are saved-tensor hooks"
     if _in_backward() != -1:
         return "it is called within a backward pass"
-    place = training_call.DEVICE_TYPE
-    dtype = torch.get_autocast_dtype(place) if torch.is_autocast_enabled(place) else None
+    device_type = training_call.DEVICE_TYPE
+    dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
     return (dtype, torch._C._get_cudnn_deterministic(), torch.is_deterministic_algorithms_warn_only_enabled())
 
 
 class ForwardLock:
-    """Lets many threads run a model's forward at a time, or a single one that exchanges its parameters meanwhile."""
+    """A lock: many threads may run a model's forward, or one thread that replaces its parameters meanwhile."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -69,7 +69,7 @@ class ForwardLock:
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """Run the forward in the block; within a backward pass, which others may wait for, it does not wait."""
+        """Run the forward in the block. It does not wait in a backward pass, because others may wait for that pass."""
         me = threading.get_ident()
         with self._changed:
             if _in_backward() == -1:
@@ -86,7 +86,7 @@ class ForwardLock:
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """No other thread runs the forward meanwhile."""
+        """Run the block while no other thread runs the forward."""
         me = threading.get_ident()
         with self._changed:
             self._changed.wait_for(lambda: self._exclusive is None and not self._sharing.keys() - {me})
@@ -100,14 +100,14 @@ class ForwardLock:
 
 
 class CallHistory:
-    """What is known about calls of one kind.
+    """Observations of calls of one kind.
 
     Attributes:
         why: the reason why they are not recorded; empty if there is none.
         count: how many ran eagerly since the first one, or since the model changed.
         needed: how many must run eagerly before one is recorded.
         gradients_given: which results were given a gradient; None before the first backward pass.
-        samples: such gradients, kept from the last eager call until the recording.
+        samples: examples of such gradients, kept from the last eager call until the recording.
     """
 
     def __init__(self) -> None:
@@ -119,14 +119,14 @@ class CallHistory:
         self._closed = False
 
     def note_gradients(self, gradients_given: tuple[torch.Tensor | None, ...]) -> None:
-        """A backward pass gives these gradients to the results."""
+        """Called by a backward pass with the gradients of the results."""
         which = [g is not None for g in gradients_given]
         if torch.is_grad_enabled():
             self.why = "a gradient of its gradient is asked for"
         elif not is_last():
             self.why = "its gradient is taken more than once (retain_graph=True)"
         elif self.gradients_given not in (None, which):
-            self.why = "its results have gradients now here, now there"
+            self.why = "different results have gradients in different calls"
         elif not self._closed:
             self.gradients_given = which
             if self.count >= self.needed:
@@ -145,7 +145,7 @@ class Training:
     """The recorded training steps of one model.
 
     Attributes:
-        counts: where recordings, replays, and reasons why not are counted.
+        counts: the Graphs object, which counts recordings, replays and reasons.
     """
 
     def __init__(self, counts: Any) -> None:
@@ -188,21 +188,22 @@ class Training:
                 self._forget(key)
                 return history.why
             if not memory.is_free():
-                return "the backward pass of a replay before is still to come"
+                return "the backward pass of an earlier replay is pending"
             step = self._valid_step(key, history)
-            is_known = history.count >= history.needed and history.samples is not None
+            can_record = history.count >= history.needed and history.samples is not None
             if step is not None:
                 token = memory.take()
-            elif is_known:
+            elif can_record:
                 self._recording = True
         if step is not None:
             return (step(token, tensors),)
-        if not is_known:
-            return self._learn(key, history, model, forward, args, kwargs, tensors)
-        found = self._record(key, history, recorder, memory, Call(model, forward, args, kwargs, tensors), tensors)
-        if isinstance(found, str):
-            return found
-        return (found[0](found[1], tensors),)
+        if not can_record:
+            return self._observe(key, history, model, forward, args, kwargs, tensors)
+        recorded = self._record(key, history, recorder, memory, Call(model, forward, args, kwargs, tensors), tensors)
+        if isinstance(recorded, str):
+            return recorded
+        step, token = recorded
+        return (step(token, tensors),)
 
     def _valid_step(self, key: Any, history: CallHistory) -> Step | None:
         """The step of calls of this kind, unless the model has changed meanwhile."""
@@ -230,8 +231,8 @@ class Training:
         if step is not None:
             step.finish()
 
-    # -- learning --------------------------------------------------------------------------------------------------
-    def _learn(
+    # -- observing -------------------------------------------------------------------------------------------------
+    def _observe(
         self,
         key: Any,
         history: CallHistory,
@@ -243,7 +244,7 @@ class Training:
     ) -> tuple[Any] | str:
         """Run a call eagerly and observe whether it can be recorded; returns its result, or why it cannot."""
         if is_last() is None:
-            return "this torch does not tell whether a backward pass is the last one"
+            return "this version of torch does not report whether a backward pass retains its graph"
         if self._failures >= MAX_FAILURES:
             return "recordings of other calls failed"
         state = TrainedState(model)
@@ -259,18 +260,18 @@ class Training:
         if any(version_of(t) != before for t, before in versions):
             history.why = "it writes to its operands or parameters"
         elif unknown := next((x for x in leaves if type(x) is not torch.Tensor and type(x) not in CONSTANTS), None):
-            history.why = f"it gives back a {type(unknown).__name__}, which is no tensor"
+            history.why = f"it returns a {type(unknown).__name__}, which is not a tensor"
         elif _overlap(leaves, [*state.tensors, *tensors]):
-            history.why = "it gives back memory of an operand, a parameter or a buffer"
+            history.why = "it returns memory of an operand, a parameter or a buffer"
         elif not any(x.requires_grad for x in leaves if type(x) is torch.Tensor):
-            history.why = "nothing of it requires a gradient: call under torch.no_grad()"
+            history.why = "none of its results requires a gradient: call under torch.no_grad()"
         elif history.count > UNUSED and history.samples is None:
-            history.why = "no gradient is taken of it: call under torch.no_grad()"
-        self.counts.reasons[history.why or "it is learnt"] += 1
+            history.why = "no backward pass follows it: call under torch.no_grad()"
+        self.counts.reasons[history.why or "it runs eagerly before a recording"] += 1
         return (y,) if history.why else (_observe_gradients(history, leaves, spec),)
 
     def _make_room_for_samples(self, key: Any, history: CallHistory) -> None:
-        """Limit how many kinds of calls keep samples at a time: gradients of results can be large."""
+        """Limit how many kinds of calls keep samples: gradients of results can be large."""
         with self._lock:
             self._sampled[key] = history
             self._sampled.move_to_end(key)
@@ -287,11 +288,11 @@ class Training:
         call: Call,
         tensors: list[torch.Tensor],
     ) -> tuple[Step, ReplayToken] | str:
-        """Record the step of a call; returns it with the token of its first replay, or why there is none."""
+        """Record the step of a call; returns it with the token of its first replay, or the reason why it failed."""
 
         def on_change(why: str) -> None:
             history.why = why
-            self.counts.reasons[f"its gradient was computed anew: {why}"] += 1
+            self.counts.reasons[f"its forward ran again for the gradient: {why}"] += 1
 
         try:
             step = record(
@@ -320,22 +321,22 @@ class Training:
 
 
 def _overlap(leaves: list[Any], others: list[torch.Tensor]) -> bool:
-    own = {t.untyped_storage().data_ptr() for t in others if t.numel()}
-    return any(x.untyped_storage().data_ptr() in own for x in leaves if type(x) is torch.Tensor and x.numel())
+    storages = {t.untyped_storage().data_ptr() for t in others if t.numel()}
+    return any(x.untyped_storage().data_ptr() in storages for x in leaves if type(x) is torch.Tensor and x.numel())
 
 
 # -- which results have gradients --------------------------------------------------------------------------------------
 def _observe_gradients(history: CallHistory, leaves: list[Any], spec: Any) -> Any:
-    """The result, whose gradients will be noted."""
+    """The result, with its tensors passed through the observer of gradients."""
     results = results_of(leaves)
     apply: Any = _GradientObserver.apply
-    seen = apply(history, [y.requires_grad for y in results], *results)
-    found = {id(y): one for y, one in zip(results, seen, strict=True)}
-    return _pytree.tree_unflatten([found.get(id(x), x) for x in leaves], spec)
+    observed = apply(history, [y.requires_grad for y in results], *results)
+    copy_of = {id(y): copy for y, copy in zip(results, observed, strict=True)}
+    return _pytree.tree_unflatten([copy_of.get(id(x), x) for x in leaves], spec)
 
 
 class _GradientObserver(torch.autograd.Function):
-    """Copies of results; notes which of them are given gradients."""
+    """Copies results, and notes which of the copies get gradients."""
 
     @staticmethod
     def forward(ctx: Any, history: CallHistory, differentiable: list[bool], *results: torch.Tensor) -> Any:
@@ -343,7 +344,7 @@ class _GradientObserver(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         copies = tuple(y.clone() for y in results)
         ctx.mark_non_differentiable(
-            *(y for y, is_followed in zip(copies, differentiable, strict=True) if not is_followed)
+            *(y for y, has_gradient in zip(copies, differentiable, strict=True) if not has_gradient)
         )
         return copies
 

@@ -1,6 +1,6 @@
 """Records a training step: runs it eagerly, captures forward and backward, and compares a replay with it.
 
-A recording has no effects outside: the buffers that the forward writes to, the random generators and the parameters'
+A recording has no side effects: the buffers that the forward writes to, the random generators and the parameters'
 gradients are restored.
 """
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["Unrecorded", "record"]
 
 HOST_RANDOM = "it draws random numbers on the host"
-FOREIGN_TENSORS = "it reads tensors that require a gradient and are no parameters of the model"
-DIFFER = "two calls of it with the same operands differ"
-OTHER_RESULTS = "its graphs give other results or gradients than it does: it depends on more than its operands"
+FOREIGN_TENSORS = "it reads tensors that require a gradient and are not parameters of the model"
+DIFFER = "two calls with the same operands gave different results"
+OTHER_RESULTS = "its graphs and the model give different results or gradients: it depends on more than its operands"
 
 
 class Unrecorded(Exception):
@@ -50,24 +50,24 @@ def record(
     exclusive: Callable[[], Any],
     on_change: Callable[[str], None],
 ) -> Step:
-    """The step of a call, held against what it gives by itself; Unrecorded where there is none.
+    """The recorded step of a call, compared with an eager run; raises Unrecorded if it cannot be recorded.
 
     Args:
-        recorder: of the device.
-        memory: of the model's steps, which is free.
-        call: what is called, and under which modes.
+        recorder: the device's recorder.
+        memory: the memory of the model's steps; it must be free.
+        call: the call and its modes.
         tensors: the operands.
-        samples: a gradient for each of the results that are given one in a backward pass, None for the others.
-        alone: within it no other thread runs the model's forward.
-        changed: is told by the step where its backward pass is another.
+        samples: an example gradient for each result that gets one in the backward pass, None for the others.
+        exclusive: a context manager during which no other thread runs the model's forward.
+        on_change: called with a reason if a backward pass differs from the recorded one.
     """
-    with exclusive(), recorder.lock:  # in this order: a forward that is waited for may want the lock
+    with exclusive(), recorder.lock:  # in this order: a forward that `exclusive` waits for may need the lock
         ACTIVE.add(recorder)
         try:
             state = TrainedState(call.model)
             if why := state.why_not():
                 raise Unrecorded(why)
-            with recorder.on_own_stream():
+            with recorder.on_recording_stream():
                 step = Step(recorder, memory, call, state, exclusive, on_change)
                 _Recording(step, tensors, samples).run()
             if not state.is_unchanged():
@@ -80,7 +80,7 @@ def record(
 class _Recording:
     """One recording.
 
-    What `step` gives is kept without its autograd graph, so that the memory of what was saved is free again.
+    Results are kept without their autograd graph, so that the memory of saved tensors is freed.
     """
 
     def __init__(self, step: Step, tensors: list[torch.Tensor], samples: list[torch.Tensor | None]) -> None:
@@ -95,13 +95,13 @@ class _Recording:
         self._generator_state = self._generator.get_state()
 
     def run(self) -> None:
-        """Record the step, with everything as it was behind it."""
+        """Record the step, and restore all state afterwards."""
         host = self._recorder.host_generators()
         try:
             with ExitStack() as stack:
                 self._buffers = stack.enter_context(buffers_restored(self._state.buffers))
                 self._parameters = stack.enter_context(separate_parameters(self._call.model, self._state.parameters))
-                self._sources_asked = [*(x for x in self._inputs if x.requires_grad), *self._parameters]
+                self._possible_sources = [*(x for x in self._inputs if x.requires_grad), *self._parameters]
                 self._run_eagerly()
                 self._rewind()
                 expected = self._run_eagerly()
@@ -113,28 +113,28 @@ class _Recording:
             raise
         except FailedCapture as error:
             raise Unrecorded(f"it cannot be captured: {error}", failed=True) from None
-        except Exception as error:  # noqa: BLE001  # whatever a forward of others raises
-            raise Unrecorded(f"it cannot be run beside: {first_line_of(error)}") from None
+        except Exception as error:  # noqa: BLE001  # a user's forward may raise anything
+            raise Unrecorded(f"it fails during a recording: {first_line_of(error)}") from None
         finally:
             self._generator.set_state(self._generator_state)
             host.restore()
 
     def _rewind(self) -> None:
-        """Have the next run see what the first saw."""
+        """Restore the state, so that the next run starts from the same one as the first."""
         restore(self._state.buffers, self._buffers)
         self._generator.set_state(self._generator_state)
 
-    # -- by itself -------------------------------------------------------------------------------------------------
+    # -- eager run -------------------------------------------------------------------------------------------------
     def _run_eagerly(self) -> list[Any]:
-        """What results, gradients and buffers are; and what of it the step is to know.
+        """The results, gradients and buffers of an eager run; also sets the properties of the step.
 
-        The first time libraries prepare for our stream what a capture does not let them.
+        In the first run, libraries initialize state for the recording stream that cannot be initialized in a capture.
         """
         owned = {t.untyped_storage().data_ptr() for t in (*self._state.tensors, *self._inputs)}
-        seen: set[int] = set()
+        saved_storages: set[int] = set()
 
         def note(t: torch.Tensor) -> torch.Tensor:
-            seen.add(t.untyped_storage().data_ptr())
+            saved_storages.add(t.untyped_storage().data_ptr())
             return t
 
         with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
@@ -143,22 +143,22 @@ class _Recording:
         if [y.requires_grad for y, g in zip(results, self._samples, strict=True) if g is not None].count(False):
             raise Unrecorded(DIFFER)
         if any(y.untyped_storage().data_ptr() in owned for y in results):
-            raise Unrecorded("it gives back memory of an operand, a parameter or a buffer")
+            raise Unrecorded("it returns memory of an operand, a parameter or a buffer")
         reached = _variables(results)
-        self._reached = [id(t) in reached for t in self._sources_asked]
+        self._reached = [id(t) in reached for t in self._possible_sources]
         if len(reached) != sum(self._reached):
             raise Unrecorded(FOREIGN_TENSORS)
-        self._sources = [t for t, is_reached in zip(self._sources_asked, self._reached, strict=True) if is_reached]
-        self._saved = [t for t in self._state.tensors if t.untyped_storage().data_ptr() in seen]
-        found = self._with_gradients(results)
+        self._sources = [t for t, is_reached in zip(self._possible_sources, self._reached, strict=True) if is_reached]
+        self._saved = [t for t in self._state.tensors if t.untyped_storage().data_ptr() in saved_storages]
+        outputs = self._with_gradients(results)
         self._step.draws = not torch.equal(self._generator.get_state(), self._generator_state)
-        written = [not torch.equal(b, then) for b, then in zip(self._state.buffers, self._buffers, strict=True)]
-        self._step.mutated = [b for b, is_changed in zip(self._state.buffers, written, strict=True) if is_changed]
+        changed = [not torch.equal(b, before) for b, before in zip(self._state.buffers, self._buffers, strict=True)]
+        self._step.mutated = [b for b, is_changed in zip(self._state.buffers, changed, strict=True) if is_changed]
         constants = [x for x in leaves if type(x) is not torch.Tensor]
-        return [*found, *self._buffers_now(), *constants]
+        return [*outputs, *self._buffers_now(), *constants]
 
     def _with_gradients(self, results: list[torch.Tensor]) -> list[Any]:
-        """The results and their sources' gradients, copied."""
+        """Copies of the results, and the gradients of the sources."""
         pairs = [(y, g) for y, g in zip(results, self._samples, strict=True) if g is not None]
         gradients = self._call.gradients([y for y, _ in pairs], [g for _, g in pairs], self._sources)
         if any(g is not None and g.layout is not torch.strided for g in gradients):
@@ -168,7 +168,7 @@ class _Recording:
     def _buffers_now(self) -> list[torch.Tensor]:
         return [b.detach().clone() for b in self._state.buffers]
 
-    # -- its graphs ------------------------------------------------------------------------------------------------
+    # -- the graphs ------------------------------------------------------------------------------------------------
     def _capture(self) -> None:
         self._rewind()
         pool = self._step.memory.pool
@@ -177,25 +177,27 @@ class _Recording:
         results = results_of(leaves)
         self._constants = [x for x in leaves if type(x) is not torch.Tensor]
         del leaves
-        given = [None if g is None else torch.empty_like(y) for y, g in zip(results, self._samples, strict=True)]
-        pairs = [(y, g) for y, g in zip(results, given, strict=True) if g is not None]
+        output_gradients = [
+            None if g is None else torch.empty_like(y) for y, g in zip(results, self._samples, strict=True)
+        ]
+        pairs = [(y, g) for y, g in zip(results, output_gradients, strict=True) if g is not None]
         del results
         graph, gradients = self._recorder.capture(
             pool, lambda: self._call.gradients([y for y, _ in pairs], [g for _, g in pairs], self._sources)
         )
-        self._step.set_backward(graph, given, self._reached, gradients, self._saved)
+        self._step.set_backward(graph, output_gradients, self._reached, gradients, self._saved)
 
     def _compare(self, expected: list[Any]) -> None:
-        """Hold a replay of both against what it gives by itself."""
+        """Compare a replay of both graphs with the eager run."""
         self._rewind()
-        found = [*self._step.replay_both(self._samples), *self._buffers_now(), *self._constants]
-        dtypes = {x.dtype for x in (*expected, *self._sources_asked) if isinstance(x, torch.Tensor)}
+        replayed = [*self._step.replay_both(self._samples), *self._buffers_now(), *self._constants]
+        dtypes = {x.dtype for x in (*expected, *self._possible_sources) if isinstance(x, torch.Tensor)}
         dtypes |= {self._call.dtype or torch.float64}
         eps = max(torch.finfo(d).eps for d in dtypes if d.is_floating_point)
         gradients = expected[len(self._samples) :][: len(self._sources)]
         if any(g is not None and not g.isfinite().all() for g in gradients):
             raise Unrecorded("its gradients are not finite", for_good=False)
-        if agree(expected, found, eps):
+        if agree(expected, replayed, eps):
             return
         self._rewind()
         results = results_of(_pytree.tree_leaves(self._call.run(self._inputs)))
@@ -204,16 +206,16 @@ class _Recording:
 
 
 def _variables(results: list[torch.Tensor]) -> set[int]:
-    """The tensors, by id, that the gradients of results end in."""
-    found: set[int] = set()
+    """The ids of the leaf tensors for which a backward pass from the results accumulates gradients."""
+    variables: set[int] = set()
     nodes = {y.grad_fn for y in results if y.grad_fn is not None}
-    left: list[Any] = list(nodes)
-    while left:
-        node = left.pop()
+    remaining: list[Any] = list(nodes)
+    while remaining:
+        node = remaining.pop()
         if type(node).__name__ == "AccumulateGrad":
-            found.add(id(node.variable))
+            variables.add(id(node.variable))
         for following, _ in node.next_functions:
             if following is not None and following not in nodes:
                 nodes.add(following)
-                left.append(following)
-    return found
+                remaining.append(following)
+    return variables

@@ -1,10 +1,10 @@
-"""A forward and its backward pass as two CUDA graphs behind one node of autograd.
+"""A forward and its backward pass as two CUDA graphs behind one autograd node.
 
-The first graph reads copies of the operands, and the parameters in place. The second reads what the first saved and
-copies of the results' gradients, and writes the gradients of operands and parameters, of which autograd gets copies.
-What the first graph saved remains until the next forward in the same memory is replayed: not before the backward pass
-has run, or can no longer run. If a backward pass is not the one that was recorded, the forward runs again from its
-operands with the same random numbers, and the gradients are taken of that.
+The first graph reads copies of the operands, and the parameters in place. The second graph reads the tensors saved by
+the first and copies of the results' gradients. It writes the gradients of operands and parameters, and autograd gets
+copies of them. The saved tensors stay valid until the next forward in the same memory is replayed, which happens only
+when the backward pass has run or can no longer run. If a backward pass is not the recorded one, the forward runs again
+from its operands with the same random numbers, and the gradients are computed from that run.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ if TYPE_CHECKING:
 __all__ = ["ReplayToken", "Step", "StepMemory", "is_last"]
 
 SECOND_BACKWARD = (
-    "Trying to backward through the graph a second time: what a replay saved is gone. Specify retain_graph=True when "
-    "you take the gradient the first time"
+    "Trying to backward through the graph a second time: the tensors saved by the replay are gone. Specify "
+    "retain_graph=True when you call backward the first time"
 )
-OVERWRITTEN = "what the replay of this forward saved was overwritten by a later one"
+OVERWRITTEN = "the tensors saved by the replay of this forward were overwritten by a later replay"
 SECOND_DERIVATIVE = (
-    "a gradient of the gradient of a recorded forward is not there; from the next call on the model's forward itself "
-    "runs, which has one"
+    "a recorded forward has no gradient of the gradient; from the next call on the model's own forward runs, which has "
+    "one"
 )
 
 _keeps_graph: Callable[[], bool] | None = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
 
 
 def is_last() -> bool | None:
-    """Whether the current backward pass frees what was saved for it; None if this torch does not tell."""
+    """Whether the current backward pass frees the saved tensors; None if this version of torch does not report it."""
     return None if _keeps_graph is None else not _keeps_graph()
 
 
-# -- whose turn the memory is ------------------------------------------------------------------------------------------
+# -- who uses the memory -----------------------------------------------------------------------------------------------
 class ReplayToken:
-    """One replay of a forward; it lives as long as its node of autograd.
+    """One replay of a forward; it lives as long as its autograd node.
 
     Attributes:
         number: its number among the replays of the model.
-        drawn: how the device's generator stood before, where the forward draws from it.
-        spent: its backward pass was.
+        generator_state: the state of the device's generator before the replay, if the forward draws from it.
+        spent: whether its backward pass has run.
     """
 
     __slots__ = ("__weakref__", "generator_state", "number", "spent")
@@ -63,11 +63,11 @@ class ReplayToken:
 
 
 class StepMemory:
-    """What the steps of one model share: the memory of their graphs, and the token of the forward that it holds.
+    """The memory that the steps of one model share, and the token of the forward whose saved tensors it holds.
 
     Attributes:
-        pool: the recorder's name for it.
-        number: that of the last token.
+        pool: the memory pool of the graphs.
+        number: the number of the last token.
     """
 
     def __init__(self, pool: Any) -> None:
@@ -76,7 +76,7 @@ class StepMemory:
         self._last: Callable[[], ReplayToken | None] = lambda: None
 
     def is_free(self) -> bool:
-        """Whether no pending backward pass reads what the last forward saved."""
+        """Whether no pending backward pass needs the tensors saved by the last forward."""
         last = self._last()
         return last is None or last.spent
 
@@ -93,14 +93,14 @@ class Step:
     """A recorded forward and its backward pass.
 
     Attributes:
-        recorder: which replays it.
-        memory: of its graphs.
-        call: what it stands for.
-        state: the model as it was recorded.
+        recorder: the recorder that replays it.
+        memory: the memory of its graphs.
+        call: the recorded call.
+        state: the state of the model at the recording.
         mutated: buffers that the forward writes to.
-        draws: whether it draws random numbers.
-        followed: which results have a gradient.
-        changed: is told why where a backward pass was not the recorded one.
+        draws: whether the forward draws random numbers.
+        differentiable: for each result, whether it has a gradient.
+        on_change: called with a reason if a backward pass is not the recorded one.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Step:
     def set_backward(
         self,
         graph: Any,
-        given: list[torch.Tensor | None],
+        output_gradients: list[torch.Tensor | None],
         reached: list[bool],
         gradients: list[torch.Tensor | None],
         saved: list[torch.Tensor],
@@ -145,22 +145,22 @@ class Step:
 
         Args:
             graph: the graph.
-            given: the tensors from which it reads the gradient of each result; None for results without one.
+            output_gradients: the tensor from which it reads the gradient of each result; None for results without one.
             reached: for each operand that requires a gradient and each parameter, whether a result depends on it.
             gradients: the tensors to which it writes the gradients of those reached; None for those without one.
             saved: tensors of the model that the backward pass reads.
         """
-        self._backward, self._given, self._reached, self._saved = graph, given, reached, saved
-        self._mask = [g is not None for g in given]
+        self._backward, self._output_gradients, self._reached, self._saved = graph, output_gradients, reached, saved
+        self._mask = [g is not None for g in output_gradients]
         self._places = [i for i, g in enumerate(gradients) if g is not None]
         self._gradients = [g.detach() for g in gradients if g is not None]
         self._count = len(gradients)
 
     # -- forward ---------------------------------------------------------------------------------------------------
     def __call__(self, token: ReplayToken, tensors: list[torch.Tensor]) -> Any:
-        """The result of the forward for these operands, in the caller's own memory, with its gradient."""
-        asking = [t for t, requires_grad in zip(tensors, self.call.requires_grad, strict=True) if requires_grad]
-        sources = [*asking, *self.state.parameters]
+        """The result of the forward for these operands, copied to new memory, with an autograd node."""
+        operands = [t for t, requires_grad in zip(tensors, self.call.requires_grad, strict=True) if requires_grad]
+        sources = [*operands, *self.state.parameters]
         if not all(self._reached):
             sources = [t for t, reached in zip(sources, self._reached, strict=True) if reached]
         apply: Any = _Replay.apply
@@ -176,35 +176,37 @@ class Step:
             if self.draws:
                 token.generator_state = self.recorder.generator().get_state()
             self._forward.replay()
-            found = [x.clone() for x in self._results]
+            results = [x.clone() for x in self._results]
         if self.mutated:
             torch.autograd.graph.increment_version(self.mutated)
-        return found
+        return results
 
     # -- backward --------------------------------------------------------------------------------------------------
-    def backward(self, token: ReplayToken, given: tuple[torch.Tensor | None, ...]) -> list[torch.Tensor | None]:
+    def backward(
+        self, token: ReplayToken, output_gradients: tuple[torch.Tensor | None, ...]
+    ) -> list[torch.Tensor | None]:
         """The gradients, by the second graph or by running the forward itself."""
         if token.spent:
             raise RuntimeError(SECOND_BACKWARD)
         if token.number != self.memory.number:
             raise RuntimeError(OVERWRITTEN)
         last = is_last()
-        mask = [g is not None for g in given]
+        mask = [g is not None for g in output_gradients]
         if not any(mask):
             return [None] * self._count
         if mask != self._mask:
-            self.on_change("other results have gradients than when it was recorded")
+            self.on_change("gradients are given for other results than in the recording")
         if not last:
             self.on_change("its gradient is taken more than once (retain_graph=True)")
         if not last or mask != self._mask or not self._acquire_turn():
-            found = self._run_eagerly(token, given)
+            gradients = self._run_eagerly(token, output_gradients)
         else:
             try:
-                found = self._replay_backward(given)
+                gradients = self._replay_backward(output_gradients)
             finally:
                 self.recorder.lock.release()
         token.spent = bool(last)
-        return found
+        return gradients
 
     def _acquire_turn(self) -> bool:
         """Acquire the recorder's lock; False if a training step is being recorded, which may wait for this thread."""
@@ -214,25 +216,27 @@ class Step:
                 return False
         return True
 
-    def replay_both(self, given: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        """Replay both graphs over the present operands; returns results and gradients."""
+    def replay_both(self, output_gradients: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """Replay both graphs with the current contents of the inputs; returns results and gradients."""
         self._forward.replay()
         results = [x.clone() for x in self._results]
-        return [*results, *self._replay_backward(given)]
+        return [*results, *self._replay_backward(output_gradients)]
 
-    def _replay_backward(self, given: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    def _replay_backward(self, output_gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         with self.recorder.in_order(), torch.no_grad():
-            into = [t for t in self._given if t is not None]
-            torch._foreach_copy_(into, [g for g in given if g is not None])
+            destinations = [t for t in self._output_gradients if t is not None]
+            torch._foreach_copy_(destinations, [g for g in output_gradients if g is not None])
             self._backward.replay()
             copies = copies_of(self._gradients)
-        found: list[torch.Tensor | None] = [None] * self._count
+        gradients: list[torch.Tensor | None] = [None] * self._count
         for i, g in zip(self._places, copies, strict=True):
-            found[i] = g
-        return found
+            gradients[i] = g
+        return gradients
 
-    def _run_eagerly(self, token: ReplayToken, given: tuple[torch.Tensor | None, ...]) -> list[torch.Tensor | None]:
-        """The gradients of the forward itself, which is run again in the same state."""
+    def _run_eagerly(
+        self, token: ReplayToken, output_gradients: tuple[torch.Tensor | None, ...]
+    ) -> list[torch.Tensor | None]:
+        """The gradients of the forward itself, which runs again from the same state."""
         self.recorder.wait()
         generator = self.recorder.generator()
         with torch.inference_mode(False), torch.no_grad():
@@ -246,18 +250,18 @@ class Step:
                     results = results_of(_pytree.tree_leaves(self.call.run(inputs)))
                     sources = [*(t for t in inputs if t.requires_grad), *parameters]
                     sources = [t for t, reached in zip(sources, self._reached, strict=True) if reached]
-                    pairs = [(y, g) for y, g in zip(results, given, strict=True) if g is not None]
+                    pairs = [(y, g) for y, g in zip(results, output_gradients, strict=True) if g is not None]
                     return self.call.gradients([y for y, _ in pairs], [g for _, g in pairs], sources)
             finally:
                 if before is not None:
                     generator.set_state(before)
 
     def is_valid(self) -> bool:
-        """Whether the model is as it was recorded."""
+        """Whether the model is unchanged since the recording."""
         return self.state.is_unchanged()
 
     def finish(self) -> None:
-        """Wait for the last replay, which may read and write what goes away with this."""
+        """Wait for the last replay, which may use memory that is freed with this object."""
         self.recorder.finish()
 
 
@@ -265,43 +269,43 @@ _clones: Callable[[list[torch.Tensor]], Any] | None = getattr(torch, "_foreach_c
 
 
 def copies_of(tensors: list[torch.Tensor]) -> Any:
-    """Copies of the tensors, by few kernels."""
+    """Copies of the tensors, made by few kernels."""
     return torch._foreach_mul(tensors, 1) if _clones is None else _clones(tensors)
 
 
 class _Replay(torch.autograd.Function):
-    """The node of autograd whose forward and backward are the two graphs."""
+    """The autograd node whose forward and backward are the two graphs."""
 
     @staticmethod
     def forward(ctx: Any, step: Step, token: ReplayToken, tensors: list[torch.Tensor], *sources: torch.Tensor) -> Any:
         del sources
         ctx.step, ctx.token = step, token
         ctx.set_materialize_grads(False)
-        found = step.forward(token, tensors)
+        results = step.forward(token, tensors)
         ctx.mark_non_differentiable(
-            *(y for y, differentiable in zip(found, step.differentiable, strict=True) if not differentiable)
+            *(y for y, differentiable in zip(results, step.differentiable, strict=True) if not differentiable)
         )
-        ctx.save_for_backward(*step._saved)  # torch tells where they change before the gradient reads them
-        return tuple(found)
+        ctx.save_for_backward(*step._saved)  # so that torch reports changes to them before the backward pass
+        return tuple(results)
 
     @staticmethod
-    def backward(ctx: Any, *given: torch.Tensor | None) -> Any:
-        _ = ctx.saved_tensors
-        twice = torch.is_grad_enabled()
+    def backward(ctx: Any, *output_gradients: torch.Tensor | None) -> Any:
+        _ = ctx.saved_tensors  # raises if they have changed
+        create_graph = torch.is_grad_enabled()
         with torch.no_grad():
-            found = ctx.step.backward(ctx.token, given)
-        if twice:
+            gradients = ctx.step.backward(ctx.token, output_gradients)
+        if create_graph:
             ctx.step.on_change("a gradient of its gradient is asked for")
-            places = [i for i, g in enumerate(found) if g is not None]
+            places = [i for i, g in enumerate(gradients) if g is not None]
             anchor = torch.zeros((), requires_grad=True)
             apply: Any = _OnceDifferentiable.apply
-            for i, g in zip(places, apply(anchor, *(found[i] for i in places)), strict=True):
-                found[i] = g
-        return (None, None, None, *found)
+            for i, g in zip(places, apply(anchor, *(gradients[i] for i in places)), strict=True):
+                gradients[i] = g
+        return (None, None, None, *gradients)
 
 
 class _OnceDifferentiable(torch.autograd.Function):
-    """Makes gradients whose own gradient is refused."""
+    """Passes gradients on; a gradient of them is refused."""
 
     @staticmethod
     def forward(_ctx: Any, _anchor: torch.Tensor, *gradients: torch.Tensor) -> Any:

@@ -1,8 +1,8 @@
-"""The rotary embedding of transformers' models: a function of ours that their modules call by the name of theirs.
+"""Our rotary embedding for transformers models, which fused modules call instead of `apply_rotary_pos_emb`.
 
-A module of transformers calls the `apply_rotary_pos_emb` of the file that it is written in. A fused module gets a
-forward of the same code, for which that name is our function; the file's own functions stay as they are. Which meaning
-the name has there is asked with numbers, for models have several.
+A transformers module calls the `apply_rotary_pos_emb` of its own source file. A fused module gets a forward with the
+same code but with our function under that global name; the file's functions do not change. Models define this function
+in several ways, so the original is tested on numbers to find out what it computes.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ if TYPE_CHECKING:
 __all__ = ["NAME", "forward_of", "is_replaced", "uses_rotary", "why_not"]
 
 NAME = "apply_rotary_pos_emb"
-HEADS, TOKENS = 1, 2  # the axis of heads: where cos and sin get one of extent 1
+HEADS, TOKENS = 1, 2  # values of unsqueeze_dim: the axis of heads, where cos and sin get an axis of extent 1
 BATCH = 2
 
 
 # -- which modules -------------------------------------------------------------------------------------------------
 def uses_rotary(module: nn.Module) -> bool:
-    """Whether its forward calls the function of that name."""
+    """Whether a module's forward calls the global function NAME."""
     forward: Any = inspect.unwrap(type(module).forward)
     code = getattr(forward, "__code__", None)
     return code is not None and NAME in code.co_names and NAME in _globals_of(forward)
 
 
 def why_not(module: nn.Module) -> str:
-    """Why a module that `uses_rotary` cannot be given our function; empty where it can."""
+    """The reason why a module that `uses_rotary` cannot use our function; empty if it can."""
     forward: Any = type(module).forward
-    written = inspect.unwrap(forward)
-    original = written.__globals__.get(NAME)
+    undecorated = inspect.unwrap(forward)
+    original = undecorated.__globals__.get(NAME)
     if not callable(original):
-        return f"there is no function {NAME} beside it"
+        return f"its file has no function {NAME}"
     if semantics_of(original) is None:
         return f"its {NAME} does not compute x · cos + rotate_half(x) · sin of q and k"
     try:
         _rebuild(forward, lambda function: function)
     except LookupError:
-        return "a decorator of its forward does not say what it calls"
+        return "a decorator of its forward does not hold the wrapped function in its closure"
     return ""
 
 
@@ -60,9 +60,9 @@ def is_replaced(module: nn.Module) -> bool:
 
 
 def forward_of(module: nn.Module) -> Any:
-    """Its forward with our function."""
-    written: Any = inspect.unwrap(type(module).forward)
-    replacement = _our_function(written.__globals__[NAME])
+    """A module's forward that calls our function."""
+    undecorated: Any = inspect.unwrap(type(module).forward)
+    replacement = _our_function(undecorated.__globals__[NAME])
     return _rebuild(type(module).forward, lambda function: _with_global(function, NAME, replacement))
 
 
@@ -72,54 +72,54 @@ def _globals_of(forward: Any) -> set[str]:
 
 # -- a forward of the same code ------------------------------------------------------------------------------------
 def _rebuild(function: Any, change: Callable[[Any], Any]) -> Any:
-    """A function with its decorators, the innermost one changed; LookupError where one does not hold what it wraps."""
+    """A function and its decorators, with the innermost one changed; LookupError if a decorator's closure lacks it."""
     inner = getattr(function, "__wrapped__", None)
     if inner is None:
         return change(function)
     cells = getattr(function, "__closure__", None) or ()
     if not isinstance(function, types.FunctionType) or not any(_holds(cell, inner) for cell in cells):
         raise LookupError(function)
-    made = _rebuild(inner, change)
-    closure = tuple(types.CellType(made) if _holds(cell, inner) else cell for cell in cells)
-    other = _copy(function, function.__globals__, closure)
-    other.__wrapped__ = made
-    return other
+    rebuilt = _rebuild(inner, change)
+    closure = tuple(types.CellType(rebuilt) if _holds(cell, inner) else cell for cell in cells)
+    decorator = _copy(function, function.__globals__, closure)
+    decorator.__wrapped__ = rebuilt
+    return decorator
 
 
 def _holds(cell: Any, value: Any) -> bool:
     try:
         return cell.cell_contents is value
-    except ValueError:  # it is empty
+    except ValueError:  # the cell is empty
         return False
 
 
 def _with_global(function: Any, name: str, value: Any) -> Any:
-    """The function with another value for a global name; what else changes in its file later is not seen.
+    """A copy of the function with another value for a global; it does not see later changes of its file's globals.
 
-    torch.compile finds globals by the name of their file, and would find the file's own there: so they have none.
+    torch.compile looks globals up by their module's `__name__`, where it would find the original: so it is left out.
     """
     scope = {key: each for key, each in function.__globals__.items() if key != "__name__"}
     return _copy(function, scope | {name: value}, function.__closure__)
 
 
 def _copy(function: Any, scope: dict[str, Any], closure: Any) -> Any:
-    made = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__, closure)
+    copy = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__, closure)
     for name in (*functools.WRAPPER_ASSIGNMENTS, "__kwdefaults__"):
-        setattr(made, name, getattr(function, name))
-    made.__dict__.update(function.__dict__)
-    return made
+        setattr(copy, name, getattr(function, name))
+    copy.__dict__.update(function.__dict__)
+    return copy
 
 
-# -- what theirs means ---------------------------------------------------------------------------------------------
+# -- the original function -----------------------------------------------------------------------------------------
 class RotarySemantics(NamedTuple):
-    """What a function of that name does besides."""
+    """The properties of a function with the name NAME."""
 
-    axis: int  # that of heads, unless told
+    axis: int  # the default of unsqueeze_dim, i.e. the axis of heads
 
 
 @functools.cache
 def semantics_of(original: Callable[..., Any]) -> RotarySemantics | None:
-    """What a function does that computes our op's two results, None for any other: asked with numbers."""
+    """The semantics of a function that computes the same as our op, tested on numbers; None for other functions."""
     try:
         parameters = inspect.signature(original).parameters
         axis = parameters["unsqueeze_dim"].default
@@ -127,7 +127,7 @@ def semantics_of(original: Callable[..., Any]) -> RotarySemantics | None:
             return None
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
             same = all(_computes_rotary(original, axis, dtype) for dtype in (torch.float64, torch.float32))
-    except Exception:  # noqa: BLE001  # whatever a function of others raises
+    except Exception:  # noqa: BLE001  # the original may raise anything
         return None
     return RotarySemantics(axis) if same else None
 
@@ -141,17 +141,17 @@ def _computes_rotary(original: Callable[..., Any], default: int, dtype: torch.dt
     q, k, cos, sin = draw(BATCH, 4, 5, 8), draw(BATCH, 2, 5, 8), draw(BATCH, 5, 8), draw(BATCH, 5, 8)
     expected = [_rotate(x, cos[:, None], sin[:, None]) for x in (q, k)]
     for axis in (HEADS, TOKENS):
-        given = [x.transpose(HEADS, TOKENS) if axis == TOKENS else x for x in (q, k)]
-        calls = [original(*given, cos, sin, unsqueeze_dim=axis)]
+        operands = [x.transpose(HEADS, TOKENS) if axis == TOKENS else x for x in (q, k)]
+        results = [original(*operands, cos, sin, unsqueeze_dim=axis)]
         if axis == default:
-            calls.append(original(*given, cos, sin))
-        for found in calls:
-            if not isinstance(found, tuple) or len(found) != len(expected):
+            results.append(original(*operands, cos, sin))
+        for result in results:
+            if not isinstance(result, tuple) or len(result) != len(expected):
                 return False
-            for one, other, x in zip(found, expected, given, strict=True):
-                wanted = other.transpose(HEADS, TOKENS) if axis == TOKENS else other
+            for y, right, x in zip(result, expected, operands, strict=True):
+                reference = right.transpose(HEADS, TOKENS) if axis == TOKENS else right
                 bound = 32 * torch.finfo(dtype).eps
-                if one.dtype != x.dtype or not torch.allclose(one, wanted, rtol=bound, atol=bound):
+                if y.dtype != x.dtype or not torch.allclose(y, reference, rtol=bound, atol=bound):
                     return False
     return True
 
@@ -164,7 +164,7 @@ def _rotate(x: Any, cos: Any, sin: Any) -> Any:
 # -- the function --------------------------------------------------------------------------------------------------
 @functools.cache
 def _our_function(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Our function beside theirs, which runs what ours does not take."""
+    """Our function, which calls the original for operands that our op does not support."""
     semantics = semantics_of(original)
     default = HEADS if semantics is None else semantics.axis
 
@@ -172,12 +172,12 @@ def _our_function(original: Callable[..., Any]) -> Callable[..., Any]:
         axis = choices.get("unsqueeze_dim", default)
         if not others and len(choices) == ("unsqueeze_dim" in choices) and axis in (HEADS, TOKENS):
             if axis == HEADS:
-                found = fused.rope(q, k, cos, sin)
+                rotated = fused.rope(q, k, cos, sin)
             else:
-                found = fused.rope(q.transpose(HEADS, TOKENS), k.transpose(HEADS, TOKENS), cos, sin)
-                found = found and tuple(x.transpose(HEADS, TOKENS) for x in found)
-            if found is not None:
-                return found
+                rotated = fused.rope(q.transpose(HEADS, TOKENS), k.transpose(HEADS, TOKENS), cos, sin)
+                rotated = rotated and tuple(x.transpose(HEADS, TOKENS) for x in rotated)
+            if rotated is not None:
+                return rotated
         return original(q, k, cos, sin, *others, **choices)
 
     return dispatch_rotary

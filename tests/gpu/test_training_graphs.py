@@ -214,7 +214,7 @@ def test_two_forwards_before_a_backward(order):
                 found[i].backward()
         alike(model, twin)
     assert report.graphs.replayed == 5
-    assert report.graphs.reasons["the backward pass of a replay before is still to come"] == 3
+    assert report.graphs.reasons["the backward pass of an earlier replay is pending"] == 3
 
 
 def test_gradients_taken_twice_and_of_other_results():

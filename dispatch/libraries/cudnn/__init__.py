@@ -1,5 +1,5 @@
-"""What every op that ends in cuDNN shares. Importing this package loads no library.
+"""Code that all ops with cuDNN rows share. Importing this package loads no library.
 
-`handle` is an executor's cuDNN handle; graph, modes, convolve and reference are pure; descriptors, lower, engines and
-plan carry a graph out.
+`handle` is an executor's cuDNN handle; graph, modes, convolve and reference call no library; descriptors, lower,
+engines and plan build and run a graph.
 """

@@ -1,7 +1,7 @@
-"""Plans that end in one call of cuDNN's older API, `cudnnSoftmaxForward` and its like: all is ready but the addresses.
+"""Plans with one call of cuDNN's legacy API, such as `cudnnSoftmaxForward`: everything is prepared but the addresses.
 
-The `cudnn` modules of the ops make them from descriptors; an executor runs and records them. Here nothing is chosen:
-the row and the op have done that.
+The `cudnn` modules of the ops make them from descriptors; an executor runs and records them. The row and the op have
+made all choices before.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["CallPlan", "Operand", "number"]
 
 
 class Operand:
-    """The place of an operand's address in a call: its position in the request's `arguments()`."""
+    """A placeholder for an operand's address in a call: its index in the request's `arguments()`."""
 
     __slots__ = ("index",)
 
@@ -35,14 +35,14 @@ class Operand:
 
 
 def number(value: float, dtype: Dtype) -> Any:
-    """alpha or beta: a pointer to a number in host memory, of the type that cuDNN reads for tensors of a dtype."""
+    """alpha or beta: a pointer to a number in host memory, of the C type that cuDNN expects for tensors of a dtype."""
     return ctypes.pointer(scalar_type(dtype)(value))
 
 
 class CallPlan(Plan):
-    """One call of cuDNN: the handle, then `arguments`, in which descriptors and operands stand for what they become.
+    """One call of cuDNN: the handle, then `arguments`, with handles for descriptors and addresses for operands.
 
-    `zeroed` are operands, by position and size in bytes, whose memory is set to 0 before the call.
+    `zeroed` lists operands, by index and size in bytes, whose memory is set to 0 before the call.
     """
 
     __slots__ = ("_arguments", "_executor", "_function", "_handle", "_keep", "_slots", "_zeroed")
@@ -62,7 +62,7 @@ class CallPlan(Plan):
         self._executor, self._function = executor, function
         self._handle = handle_of(executor)
         self._zeroed = tuple(zeroed)
-        self._keep = tuple(keep)  # descriptors that other descriptors point to, and workspace
+        self._keep = tuple(keep)  # descriptors that other descriptors refer to, and workspace
         slots: list[tuple[ctypes.c_void_p, int]] = []
         ready: list[Any] = []
         for argument in arguments:
@@ -85,11 +85,11 @@ class CallPlan(Plan):
         self.call(self._function, self._arguments)
 
     def call(self, function: StatusFunction[Any], arguments: Sequence[Any]) -> None:
-        """Call cuDNN on the executor's stream; raises its own error, with what it says of it."""
+        """Call cuDNN on the executor's stream; raises its error, with the last error message."""
         status = function.unchecked(self._handle.follow(), *arguments)
         if status:
-            said = last_error()
-            self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
+            message = last_error()
+            self._executor.stream.done()  # raises DeviceFault if the device is lost
             error = function.error(status)
-            error.text = said or error.text
+            error.text = message or error.text
             raise error

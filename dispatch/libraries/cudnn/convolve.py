@@ -1,7 +1,7 @@
 """Convolution and its two gradients in NumPy, tap by tap, in any number of dimensions and any precision.
 
-`reference.py` and the host rows compute with it. Tensors are (N, C, spatial…), filters (K, C / groups, spatial…); it is
-cross-correlation, cuDNN's CUDNN_CROSS_CORRELATION. It calls no library.
+`reference.py` and the host rows use it. Tensors are (N, C, spatial…), filters (K, C / groups, spatial…); the operation
+is cross-correlation (CUDNN_CROSS_CORRELATION). It calls no library.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Shape = tuple[int, ...]
 
 
 class Steps(NamedTuple):
-    """Padding before and behind, stride and dilation of each spatial axis."""
+    """Padding before and after, stride and dilation of each spatial axis."""
 
     pre: Shape
     post: Shape
@@ -31,16 +31,16 @@ class Steps(NamedTuple):
 
 
 def output_shape(x: Shape, w: Shape, steps: Steps) -> Shape:
-    """The shape of the forward's result; an extent is 0 or less where the filter does not fit."""
+    """The shape of the forward's result; an extent is 0 or less if the filter does not fit."""
     spatial = (
-        (extent + before + behind - (size - 1) * dilation - 1) // stride + 1
-        for extent, size, before, behind, stride, dilation in zip(x[2:], w[2:], *steps, strict=True)
+        (extent + before + after - (size - 1) * dilation - 1) // stride + 1
+        for extent, size, before, after, stride, dilation in zip(x[2:], w[2:], *steps, strict=True)
     )
     return (x[0], w[0], *spatial)
 
 
 def _taps(w: Shape, out: Shape, steps: Steps) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
-    """Each tap of the filter, and the places of the padded input that it meets."""
+    """Each tap of the filter, with the slices of the padded input that it is multiplied with."""
     for tap in product(*map(range, w[2:])):
         starts = [place * dilation for place, dilation in zip(tap, steps.dilation, strict=True)]
         yield (
@@ -53,7 +53,7 @@ def _taps(w: Shape, out: Shape, steps: Steps) -> Iterator[tuple[tuple[int, ...],
 
 
 def _at(places: tuple[Any, ...]) -> tuple[Any, ...]:
-    """An index of the last axes."""
+    """An index into the last axes."""
     return (..., *places)
 
 
@@ -66,8 +66,8 @@ def _grouped(x: Array, groups: int) -> Array:
 
 def _ungrouped(flat: Array, n: int, spatial: Shape) -> Array:
     groups, c, _ = flat.shape
-    whole: Array = flat.reshape(groups, c, n, -1).transpose(2, 0, 1, 3).reshape(n, groups * c, *spatial)
-    return whole
+    tensor: Array = flat.reshape(groups, c, n, -1).transpose(2, 0, 1, 3).reshape(n, groups * c, *spatial)
+    return tensor
 
 
 def _padded(x: Array, steps: Steps) -> Array:
@@ -78,36 +78,36 @@ def forward(x: Array, w: Array, steps: Steps) -> Array:
     """Y from X and W, in the precision of its operands."""
     groups = x.shape[1] // w.shape[1]
     out = output_shape(x.shape, w.shape, steps)
-    wide = _padded(x, steps)
+    padded = _padded(x, steps)
     filters = w.reshape(groups, w.shape[0] // groups, *w.shape[1:])
     total: Array = np.zeros((groups, w.shape[0] // groups, out[0] * int(np.prod(out[2:]))), x.dtype)
     for tap, places in _taps(w.shape, out, steps):
-        total += filters[_at(tap)] @ _grouped(wide[_at(places)], groups)
+        total += filters[_at(tap)] @ _grouped(padded[_at(places)], groups)
     return _ungrouped(total, out[0], out[2:])
 
 
 def backward_data(dy: Array, w: Array, x_shape: Shape, steps: Steps) -> Array:
     """DX from DY and W."""
     groups = x_shape[1] // w.shape[1]
-    extents = [e + before + behind for e, before, behind in zip(x_shape[2:], steps.pre, steps.post, strict=True)]
-    wide: Array = np.zeros((*x_shape[:2], *extents), dy.dtype)
+    extents = [e + before + after for e, before, after in zip(x_shape[2:], steps.pre, steps.post, strict=True)]
+    padded: Array = np.zeros((*x_shape[:2], *extents), dy.dtype)
     filters = w.reshape(groups, w.shape[0] // groups, *w.shape[1:])
     flat = _grouped(dy, groups)
     for tap, places in _taps(w.shape, dy.shape, steps):
         part = filters[_at(tap)].transpose(0, 2, 1) @ flat
-        wide[_at(places)] += _ungrouped(part, x_shape[0], dy.shape[2:])
+        padded[_at(places)] += _ungrouped(part, x_shape[0], dy.shape[2:])
     inside = tuple(slice(before, before + extent) for before, extent in zip(steps.pre, x_shape[2:], strict=True))
-    found: Array = wide[_at(inside)]
-    return found
+    dx: Array = padded[_at(inside)]
+    return dx
 
 
 def backward_filter(dy: Array, x: Array, w_shape: Shape, steps: Steps) -> Array:
     """DW from DY and X."""
     groups = x.shape[1] // w_shape[1]
-    wide = _padded(x, steps)
+    padded = _padded(x, steps)
     flat = _grouped(dy, groups)
     dw: Array = np.zeros(w_shape, dy.dtype)
     grouped = dw.reshape(groups, w_shape[0] // groups, *w_shape[1:])
     for tap, places in _taps(w_shape, dy.shape, steps):
-        grouped[_at(tap)] = flat @ _grouped(wide[_at(places)], groups).transpose(0, 2, 1)
+        grouped[_at(tap)] = flat @ _grouped(padded[_at(places)], groups).transpose(0, 2, 1)
     return dw

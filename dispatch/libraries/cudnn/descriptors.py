@@ -1,6 +1,6 @@
-"""A descriptor of cuDNN's backend: made, filled, finalized, destroyed exactly once; and the numbers of its dtypes.
+"""A descriptor of cuDNN's backend API: created, filled, finalized, destroyed exactly once; and cuDNN's dtype numbers.
 
-`lower.py` and `engines.py` build everything from it. Descriptors need no GPU. This module knows no operation.
+`lower.py` and `engines.py` are built on it. Descriptors need no GPU. This module does not depend on operations.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ C_TYPE: dict[str, Any] = {
     "DOUBLE": ctypes.c_double,
     "BOOLEAN": ctypes.c_bool,
     "VOID_PTR": ctypes.c_void_p,
-}  # the others are enums
+}  # all other types are enums
 
 
 class Descriptor:
-    """One `cudnnBackendDescriptor_t`; what it was given by reference lives as long as it does."""
+    """One `cudnnBackendDescriptor_t`; it keeps the descriptors that it refers to."""
 
     __slots__ = ("_parts", "c")
 
@@ -65,32 +65,32 @@ class Descriptor:
         return self
 
     def set_text(self, name: str, text: bytes) -> Descriptor:
-        """Set an attribute of characters."""
+        """Set a text attribute."""
         attribute = ATTRIBUTE[f"CUDNN_ATTR_{name}"]
         cudnn.cudnnBackendSetAttribute(self.c, attribute, TYPE.CUDNN_TYPE_CHAR, len(text), text)
         return self
 
     def finalize(self) -> Descriptor:
-        """Have cuDNN check it; from now on it does not change."""
+        """Make cuDNN check the descriptor, which cannot be changed any more after that."""
         cudnn.cudnnBackendFinalize(self.c)
         return self
 
     def get_ints(self, name: str, kind: str = "INT64", most: int = 1) -> list[int]:
-        """Up to so many integers (or enums) of an attribute."""
+        """Up to `most` integers (or enums) of an attribute."""
         array = (C_TYPE.get(kind, ctypes.c_int) * most)()
         return list(array[: self._get(name, kind, most, array)])
 
     def get_text(self, name: str) -> bytes:
-        """An attribute of characters."""
+        """A text attribute."""
         size = self._get(name, "CHAR", 0, None)
         text = ctypes.create_string_buffer(size)
         self._get(name, "CHAR", size, text)
         return text.raw
 
-    def get_descriptors(self, name: str, made: list[Descriptor]) -> list[Descriptor]:
-        """Fill descriptors made for it with those of an attribute; as many of them as there are."""
-        array = (ctypes.c_void_p * len(made))(*(one.c.value for one in made))
-        return made[: self._get(name, "BACKEND_DESCRIPTOR", len(made), array)]
+    def get_descriptors(self, name: str, empty: list[Descriptor]) -> list[Descriptor]:
+        """Fill empty descriptors with those of an attribute; returns the filled ones."""
+        array = (ctypes.c_void_p * len(empty))(*(one.c.value for one in empty))
+        return empty[: self._get(name, "BACKEND_DESCRIPTOR", len(empty), array)]
 
     def _get(self, name: str, kind: str, most: int, array: Any) -> int:
         count = ctypes.c_int64()

@@ -1,4 +1,4 @@
-"""The size of the state that dropout's random numbers have on a device."""
+"""The size of the state of dropout's random number generator on a device."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ if TYPE_CHECKING:
 
 __all__ = ["STATES_ALIGNMENT", "check_states", "known_states_bytes", "states_bytes"]
 
-STATES_ALIGNMENT = 16  # bytes: the library keeps structs in a state
-HOST_STATES = 16  # bytes: the seed, and how many masks were drawn from it
+STATES_ALIGNMENT = 16  # bytes: a state contains structs
+HOST_STATES = 16  # bytes: the seed, and the number of masks drawn from it
 _sizes: weakref.WeakKeyDictionary[Device, int] = weakref.WeakKeyDictionary()
 
 
 def known_states_bytes(device: Device) -> int | None:
-    """The size of a state where no library must be asked for it: the host's. Of others it is checked with the plan."""
+    """The size of a state if it is known without a library call (host only); on a GPU it is checked with the plan."""
     return HOST_STATES if device.is_host else None
 
 
 def states_bytes(device: Device) -> int:
-    """The size of a state on a device; on a GPU cuDNN says it: random numbers for each of its threads, some MiB."""
+    """The size of a state on a device; on a GPU cuDNN reports it: states for all of its threads, some MiB."""
     if device.is_host:
         return HOST_STATES
-    known = _sizes.get(device)
-    if known is None:
-        from cudabind.sys import cudnn  # at first use: requests bind no library
+    nbytes = _sizes.get(device)
+    if nbytes is None:
+        from cudabind.sys import cudnn  # imported at first use: requests must not load a library
         from dispatch.libraries.cudnn.handle import handle_of
 
         size = ctypes.c_size_t()
         executor: Any = device.executor()
         cudnn.cudnnDropoutGetStatesSize(handle_of(executor).follow(), ctypes.byref(size))
-        known = _sizes[device] = size.value
-    return known
+        nbytes = _sizes[device] = size.value
+    return nbytes
 
 
 def check_states(name: str, states: Tensor, *, binding: bool = False) -> None:
-    """BadRequest unless a tensor can hold a state; a GPU's library is asked for its size when a plan is bound."""
-    hint = "leave out=None" if name == "out" else "take what dropout_states(device, seed) gives"
-    wanted = states_bytes(states.device) if binding else known_states_bytes(states.device)
-    check_opaque(name, states, wanted, STATES_ALIGNMENT, hint)
+    """BadRequest unless a tensor can hold a state; on a GPU the size is checked when a plan is bound."""
+    hint = "leave out=None" if name == "out" else "use the result of dropout_states(device, seed)"
+    expected = states_bytes(states.device) if binding else known_states_bytes(states.device)
+    check_opaque(name, states, expected, STATES_ALIGNMENT, hint)

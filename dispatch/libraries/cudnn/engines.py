@@ -1,7 +1,7 @@
-"""Engines for a graph: those that cuDNN's heuristics propose, which of them may be used, and their execution plans.
+"""Engines for a graph: those that cuDNN's heuristics propose and the policy allows, and their execution plans.
 
-`plan.py` asks for them. A target is a handle, or the description of a GPU that is not present: heuristics and plans
-work for it too, which is how graphs are checked without a GPU. Nothing here is launched.
+`plan.py` uses them. A target is a handle, or the description of a GPU that is not present: heuristics and plans work
+for that, too, so graphs can be checked without a GPU. Nothing is launched here.
 """
 
 from __future__ import annotations
@@ -26,48 +26,48 @@ __all__ = ["Engine", "Policy", "Target", "engines", "restore_engine", "target_of
 
 NOTE = cudnn.cudnnBackendNumericalNote_t
 HEURISTICS = ("A", "B", "FALLBACK")
-CONFIGURATIONS = 24  # asked of each heuristic
-REASONS = 3  # of cuDNN's refusals that an error quotes
+CONFIGURATIONS = 24  # requested from each heuristic
+REASONS = 3  # the number of cuDNN's refusals that an error quotes
 
 
 class Target(NamedTuple):
-    """What plans are made for: a handle on its GPU, or a finalized description of a GPU (DEVICEPROP)."""
+    """The GPU for which plans are made: a handle, or a finalized description of a GPU (DEVICEPROP)."""
 
     handle: cudnn.cudnnHandle_t | None
     properties: Descriptor | None = None
 
 
 class Policy(NamedTuple):
-    """What an engine may do. `tensor_cores` is False where f32 must not become TF32; `workspace` is in bytes."""
+    """Limits for engines. `tensor_cores` is False if f32 must not be rounded to TF32; `workspace` is in bytes."""
 
     tensor_cores: bool = True
     deterministic: bool = False
     workspace: int = 1 << 62
 
     def forbids(self, notes: list[int]) -> str:
-        """Why an engine with these numerical notes is not used, or ""."""
+        """The reason why an engine with these numerical notes is not used, or ""."""
         if not self.tensor_cores and NOTE.CUDNN_NUMERICAL_NOTE_TENSOR_CORE in notes:
             return "it computes f32 in TF32"
         if self.deterministic and NOTE.CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC in notes:
             return "it is not deterministic"
-        found = [name for note, name in LESS_PRECISE.items() if note in notes]
-        return f"it {found[0]}" if found else ""
+        reasons = [reason for note, reason in LESS_PRECISE.items() if note in notes]
+        return f"it {reasons[0]}" if reasons else ""
 
 
-# Notes of engines whose results are less precise than the compute type says: these are never used.
+# Notes of engines whose results are less precise than the compute type: these are never used.
 LESS_PRECISE = {
     NOTE.CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS: "rounds its inputs",
-    NOTE.CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION: "adds up in less than the compute type",
-    NOTE.CUDNN_NUMERICAL_NOTE_FFT: "goes by FFT",
-    NOTE.CUDNN_NUMERICAL_NOTE_WINOGRAD: "goes by Winograd's transform",
-    NOTE.CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_4x4: "goes by Winograd's transform",
-    NOTE.CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_6x6: "goes by Winograd's transform",
-    NOTE.CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_13x13: "goes by Winograd's transform",
+    NOTE.CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION: "accumulates in less than the compute type",
+    NOTE.CUDNN_NUMERICAL_NOTE_FFT: "uses FFT",
+    NOTE.CUDNN_NUMERICAL_NOTE_WINOGRAD: "uses Winograd's transform",
+    NOTE.CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_4x4: "uses Winograd's transform",
+    NOTE.CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_6x6: "uses Winograd's transform",
+    NOTE.CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_13x13: "uses Winograd's transform",
 }
 
 
 class Engine(NamedTuple):
-    """An execution plan that was finalized, and the bytes of workspace it needs."""
+    """A finalized execution plan, and the bytes of workspace it needs."""
 
     plan: Descriptor
     workspace: int
@@ -78,14 +78,14 @@ class Engine(NamedTuple):
 
 
 def engines(graph: Graph, target: Target, policy: Policy) -> Iterator[Engine]:
-    """The plans that cuDNN makes of a graph, in its heuristics' order; Refused with its reasons where there is none."""
+    """cuDNN's plans for a graph, in the order of its heuristics; Refused with cuDNN's reasons if there is none."""
     reasons: list[str] = []
     seen: set[tuple[object, ...]] = set()
     found = False
     try:
         operations = lower(graph, target.handle)
     except CudnnError as error:
-        raise Refused(f"cuDNN takes no such graph: {_error_text(error)}") from error
+        raise Refused(f"cuDNN does not support this graph: {_error_text(error)}") from error
     for mode in HEURISTICS:
         for configuration in _configurations(operations, mode, target, reasons):
             try:
@@ -109,11 +109,11 @@ def engines(graph: Graph, target: Target, policy: Policy) -> Iterator[Engine]:
         quoted = (
             "; ".join(dict.fromkeys(reasons)) if len(set(reasons)) <= REASONS else "; ".join(_first_reasons(reasons))
         )
-        raise Refused(f"cudnnBackendFinalize makes no plan: {quoted}")
+        raise Refused(f"cudnnBackendFinalize returns no plan: {quoted}")
 
 
 def restore_engine(saved: bytes, target: Target, policy: Policy) -> Engine | None:
-    """The engine of a text that `Engine.saved` gave; None if cuDNN does not accept it."""
+    """The engine from a text of `Engine.saved`; None if cuDNN does not accept it."""
     with suppress(CudnnError):
         plan = Descriptor("EXECUTION_PLAN").set("EXECUTION_PLAN_HANDLE", "HANDLE", target.handle)
         plan.set_text("EXECUTION_PLAN_JSON_REPRESENTATION", saved).finalize()
@@ -149,7 +149,7 @@ def _configurations(operations: Descriptor, mode: str, target: Target, reasons: 
 def _reason(text: str) -> str:
     """The innermost reasons that cuDNN logged for the last engine it tried."""
     found = re.findall(r"(CUDNN_STATUS_\w+); Reason: (.*?)(?= Warning: |$)", text)
-    return "; ".join(f"{status} at {place}" for status, place in found[:2]) or text or "it does not say why"
+    return "; ".join(f"{status} at {place}" for status, place in found[:2]) or text or "no reason given"
 
 
 def _engine_of(configuration: Descriptor) -> Descriptor:

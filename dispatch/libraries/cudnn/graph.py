@@ -1,8 +1,8 @@
 """A graph of cuDNN operations as plain data: wires (tensors), nodes (operations), and a builder that joins them.
 
-Ops of `dispatch/ops` describe themselves with it, users build their own chains. `lower.py` turns a graph into cuDNN's
-descriptors, `reference.py` into NumPy; both read the same nodes, so a reference is never written twice. Nothing here
-holds a pointer or calls a library.
+Ops in `dispatch/ops` build their graphs with it, and users their own. `lower.py` turns a graph into cuDNN's
+descriptors, `reference.py` evaluates it with NumPy; both read the same nodes, so no separate reference is needed.
+Nothing here holds a pointer or calls a library.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ __all__ = ["Builder", "Graph", "Node", "Value", "Wire"]
 
 Shape = tuple[int, ...]
 Value = int | float | bool | str | Shape
-MAX_ALIGNMENT = 16  # no engine asks for more
+MAX_ALIGNMENT = 16  # bytes: no engine requires more
 
 
 @dataclass(frozen=True)
 class Wire:
-    """A tensor of a graph; `virtual` ones pass from node to node and never lie in memory.
+    """A tensor of a graph; a `virtual` one is passed between nodes and is not stored in memory.
 
-    `value` makes it a number that is part of the graph; `by_value` one that the host gives at each run. `ragged` is the
-    wire of offsets of a packed tensor. `scratch` lies in memory that the plan provides and nobody else sees.
+    With `value` it is a constant of the graph; with `by_value` a number that the host passes at each run. `ragged` is
+    the uid of the offsets of a packed tensor. A `scratch` tensor is stored in memory that belongs to the plan.
     """
 
     uid: int
@@ -57,16 +57,16 @@ class Node:
     attributes: tuple[tuple[str, Value], ...] = ()
 
     def get(self, name: str) -> Value:
-        """An attribute by name; KeyError where the node has none such."""
+        """An attribute by name; KeyError if the node does not have it."""
         return dict(self.attributes)[name]
 
     def has(self, name: str) -> bool:
-        return any(name == own for own, _ in self.attributes)
+        return any(name == key for key, _ in self.attributes)
 
 
 @dataclass(frozen=True)
 class Graph:
-    """Wires and nodes, hashable: two equal graphs have the same plans. `io` are the wires that lie in memory."""
+    """Wires and nodes; hashable, because equal graphs have the same plans."""
 
     wires: tuple[Wire, ...]
     nodes: tuple[Node, ...]
@@ -80,7 +80,7 @@ class Graph:
         return hash((self.wires, self.nodes, self.compute))
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a pickle holds: the fields alone, for names have another hash in each process."""
+        """Pickle only the fields, because hashes of strings differ between processes."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def wire(self, uid: int) -> Wire:
@@ -89,25 +89,25 @@ class Graph:
 
     @property
     def inputs(self) -> tuple[Wire, ...]:
-        """What must be there at a run: no virtual wire, no constant, nothing that a node writes."""
+        """The wires that a run reads from memory: not virtual, not constant, and not written by a node."""
         written = {uid for node in self.nodes for _, uid in node.outs}
         return tuple(w for w in self.wires if not w.virtual and w.value is None and w.uid not in written)
 
     @property
     def outputs(self) -> tuple[Wire, ...]:
-        """What a run writes."""
+        """The wires that a run writes to memory, except scratch."""
         written = {uid for node in self.nodes for _, uid in node.outs}
         return tuple(w for w in self.wires if not w.virtual and not w.scratch and w.uid in written)
 
     def text(self) -> str:
-        """The graph in words that are the same in every process: what its tuning is remembered by."""
+        """The graph as a text that is the same in every process: the key of its tuning results."""
         return repr((self.wires, self.nodes, self.compute))
 
 
 class Builder:
-    """Joins wires and nodes in the order in which they are made; unique ids count from 1.
+    """Builds a graph from wires and nodes, in the order in which they are added; unique ids start at 1.
 
-    `compute` is the precision of the nodes and the dtype of what passes between them.
+    `compute` is the precision of the nodes and the dtype of virtual tensors.
     """
 
     def __init__(self, compute: Dtype = F32) -> None:
@@ -115,10 +115,10 @@ class Builder:
         self._wires: list[Wire] = []
         self._nodes: list[Node] = []
         self._changes = 0
-        self._built: tuple[int, Graph] | None = None  # after how many changes, and what it was then
+        self._built: tuple[int, Graph] | None = None  # the number of changes at the last build, and its graph
 
     def build(self) -> Graph:
-        """The graph so far; the very same one until something is added or becomes an output."""
+        """The graph so far; the same object until something is added or becomes an output."""
         built, changes = self._built, self._changes
         if built is None or built[0] != changes:
             built = self._built = changes, Graph(tuple(self._wires), tuple(self._nodes), self.compute)
@@ -129,25 +129,25 @@ class Builder:
         self, dims: Shape, strides: Shape | None, dtype: Dtype, *, alignment: int = MAX_ALIGNMENT, ragged: int = 0
     ) -> Wire:
         """A tensor in memory; strides in elements, None for a dense one."""
-        steps = c_strides(dims) if strides is None else strides
-        return self._wire(dims, steps, dtype, alignment=min(alignment, MAX_ALIGNMENT), ragged=ragged)
+        strides = c_strides(dims) if strides is None else strides
+        return self._wire(dims, strides, dtype, alignment=min(alignment, MAX_ALIGNMENT), ragged=ragged)
 
     def scalar(self, value: float, rank: int, dtype: Dtype = F32) -> Wire:
-        """A number that is part of the graph."""
+        """A constant number of the graph."""
         return self._wire((1,) * rank, (1,) * rank, dtype, value=value, by_value=True)
 
     def number(self, rank: int, dtype: Dtype = F32) -> Wire:
-        """A number that the host gives at each run."""
+        """A number that the host passes at each run."""
         return self._wire((1,) * rank, (1,) * rank, dtype, by_value=True)
 
     def scratch(self, dims: Shape, dtype: Dtype, strides: Shape | None = None) -> Wire:
-        """What some engines keep in memory from one kernel to the next."""
+        """Memory in which some engines keep data between kernels."""
         return self._wire(dims, strides or c_strides(dims), dtype, scratch=True)
 
     def virtual(
         self, dims: Shape, dtype: Dtype | None = None, strides: Shape | None = None, *, ragged: int = 0
     ) -> Wire:
-        """What passes from one node to the next."""
+        """A tensor that is passed between nodes and not stored."""
         return self._wire(dims, strides or c_strides(dims), dtype or self.compute, virtual=True, ragged=ragged)
 
     def _wire(
@@ -173,25 +173,25 @@ class Builder:
         self, kind: str, ins: Mapping[str, Wire | None], outs: Mapping[str, Wire | None], **attributes: Value
     ) -> None:
         """Add an operation; operands that are None are left out."""
-        given = tuple((name, wire.uid) for name, wire in ins.items() if wire is not None)
-        made = tuple((name, wire.uid) for name, wire in outs.items() if wire is not None)
-        self._nodes.append(Node(kind, given, made, tuple(sorted(attributes.items()))))
+        inputs = tuple((name, wire.uid) for name, wire in ins.items() if wire is not None)
+        outputs = tuple((name, wire.uid) for name, wire in outs.items() if wire is not None)
+        self._nodes.append(Node(kind, inputs, outputs, tuple(sorted(attributes.items()))))
         self._changes += 1
 
     def pointwise(self, mode: str, x: Wire, *others: Wire, out: Wire | None = None, **attributes: Value) -> Wire:
         """One of cuDNN's pointwise modes, with NumPy's broadcasting of axes of extent 1.
 
-        Attributes are cuDNN's for the mode; MATH_PREC names another dtype to compute in than the graph's.
-        Forward modes take x, or x and b, or for BINARY_SELECT x, b and t (the choice); backward ones dy and x.
+        Attributes are those of cuDNN for the mode; MATH_PREC sets a compute dtype other than the graph's.
+        Forward modes take x, or x and b, or for BINARY_SELECT x, b and t (the condition); backward modes dy and x.
         """
         if mode not in ARITY:
             raise BadRequest("mode", repr(mode), f"a mode of cudnnPointwiseMode_t: {', '.join(ARITY)}")
         if 1 + len(others) != ARITY[mode]:
             raise BadRequest("operands", f"{1 + len(others)} operands of {mode}", f"{ARITY[mode]}")
-        own = ATTRIBUTES.get(mode, ())
+        valid = ATTRIBUTES.get(mode, ())
         for name, value in attributes.items():
-            if name not in (*own, "MATH_PREC"):
-                raise BadRequest(name, repr(value), f"an attribute of {mode}: {', '.join(own) or 'it has none'}")
+            if name not in (*valid, "MATH_PREC"):
+                raise BadRequest(name, repr(value), f"an attribute of {mode}: {', '.join(valid) or 'it has none'}")
         if mode == "GEN_INDEX":
             check_int("AXIS", attributes.get("AXIS"), 0, len(x.dims) - 1)
         names = ("DYDESC", "XDESC") if mode in BACKWARD else ("XDESC", "BDESC", "TDESC")
@@ -204,15 +204,15 @@ class Builder:
         return made
 
     def matmul(self, a: Wire, b: Wire, *, out: Wire | None = None, **overrides: Wire | float | None) -> Wire:
-        """A (…, m, k) times B (…, k, n); where B has fewer heads in the axis before, each serves a group of A's."""
+        """A (…, m, k) times B (…, k, n); if B has fewer heads (axis -3), each is used for a group of A's heads."""
         if a.dims[-1] != b.dims[-2]:
             raise BadRequest("b", f"shape {b.dims}", f"{a.dims[-1]} rows, the columns of a {a.dims}")
         last = len(a.dims) - 3
         for axis, (one, other) in enumerate(zip(a.dims[:-2], b.dims[:-2], strict=True)):
             shared = axis == last and 0 < other < one and one % other == 0
             if one != other and 1 not in (one, other) and not shared:
-                wanted = f"batch axes that broadcast with those of a {a.dims}, or a divisor of its heads"
-                raise BadRequest("b", f"shape {b.dims}", wanted)
+                expected = f"batch axes that broadcast with those of a {a.dims}, or a divisor of its heads"
+                raise BadRequest("b", f"shape {b.dims}", expected)
         batch = tuple(max(one, other) for one, other in zip(a.dims[:-2], b.dims[:-2], strict=True))
         made = out or self.virtual((*batch, a.dims[-2], b.dims[-1]))
         ins: dict[str, Wire | None] = {"ADESC": a, "BDESC": b}
@@ -240,9 +240,9 @@ class Builder:
         self.node(kind, ins, out, **attributes)
 
     def as_output(self, wire: Wire, dtype: Dtype, strides: Shape | None = None, alignment: int = MAX_ALIGNMENT) -> Wire:
-        """Have a wire written to memory, in a dtype; gives the wire as it is then."""
-        steps = strides or c_strides(wire.dims)
-        real = replace(wire, virtual=False, dtype=dtype, strides=steps, alignment=min(alignment, MAX_ALIGNMENT))
+        """Make a wire an output that is written to memory in a dtype; returns the new wire."""
+        strides = strides or c_strides(wire.dims)
+        real = replace(wire, virtual=False, dtype=dtype, strides=strides, alignment=min(alignment, MAX_ALIGNMENT))
         self._wires[wire.uid - 1] = real
         self._changes += 1
         return real
@@ -262,10 +262,10 @@ def _broadcast(operands: tuple[Wire, ...]) -> Shape:
 
 
 def _order(dims: Shape, operands: tuple[Wire, ...]) -> Shape:
-    """Dense strides in the order of the first operand that is as large as the result: channels last stays so."""
-    steps = next((wire.strides for wire in operands if wire.dims == dims), c_strides(dims))
+    """Dense strides in the axis order of the first operand with the result's shape, e.g. channels last."""
+    operand_strides = next((wire.strides for wire in operands if wire.dims == dims), c_strides(dims))
     strides, step = [0] * len(dims), 1
-    for axis in sorted(range(len(dims)), key=lambda axis: (steps[axis], dims[axis] > 1, -axis)):
+    for axis in sorted(range(len(dims)), key=lambda axis: (operand_strides[axis], dims[axis] > 1, -axis)):
         strides[axis] = step
         step *= dims[axis]
     return tuple(strides)

@@ -1,7 +1,7 @@
 """Several graphs of cuDNN as one plan, for requests that no single graph computes; they run one after the other.
 
-Ops describe such requests as a `GraphSequence`; `bind_sequence` makes the plan. Intermediate tensors lie in memory that
-the executor's plans share. It is recorded and replayed like any other plan; nothing is chosen here.
+Ops describe such requests as a `GraphSequence`; `bind_sequence` makes the plan. Intermediate tensors are stored in
+memory that the executor's plans share. The plan is recorded and replayed like any other.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Intermediate(NamedTuple):
 
 
 class GraphStep(NamedTuple):
-    """A graph, and the place of each operand's unique id in the arguments, which the intermediates follow."""
+    """A graph, and for each operand's unique id its index in the arguments; intermediates come after the arguments."""
 
     graph: Graph
     places: dict[int, int]
@@ -64,32 +64,34 @@ class GraphSequencePlan(Plan):
     ) -> None:
         super().__init__(row, capture_safe=True)
         self._plans = plans
-        passing = [one for one in intermediates if one.fill is None]
-        ends = list(accumulate((one.nbytes for one in passing), initial=0))
+        written = [one for one in intermediates if one.fill is None]
+        ends = list(accumulate((one.nbytes for one in written), initial=0))
         memory = handle_of(executor).intermediate_memory(executor, ends[-1])
         starts = iter(ends)
-        numbers = [None if one.fill is None else _filled_tensor(executor, one) for one in intermediates]
-        self._keep = (memory, numbers)
-        self._addresses = tuple((memory.c_ptr.value or 0) + next(starts) if t is None else t.ptr for t in numbers)
+        constants = [None if one.fill is None else _filled_tensor(executor, one) for one in intermediates]
+        self._keep = (memory, constants)
+        self._addresses = tuple((memory.c_ptr.value or 0) + next(starts) if t is None else t.ptr for t in constants)
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
-        given = (*arguments, *self._addresses)
+        addresses = (*arguments, *self._addresses)
         for plan in self._plans:
-            plan.enqueue(given)
+            plan.enqueue(addresses)
 
 
 def bind_sequence(
     request: Request, executor: CudaExecutor, row: Row, steps: GraphSequence, policy: Policy
 ) -> GraphSequencePlan:
-    """The plan of a request that consists of these graphs; Refused with cuDNN's message if no engine takes one."""
+    """The plan of a request that consists of these graphs; Refused with cuDNN's message if one has no engine."""
     plans: list[Plan] = []
     for step in steps.steps:
-        made = bind(request, executor, row, step.graph, step.places, policy)
-        plans.append(with_prefill(executor, made, reduction_fills(step.graph, step.places)))
+        plan = bind(request, executor, row, step.graph, step.places, policy)
+        plans.append(with_prefill(executor, plan, reduction_fills(step.graph, step.places)))
     return GraphSequencePlan(row, executor, tuple(plans), steps.intermediates)
 
 
 def _filled_tensor(executor: CudaExecutor, one: Intermediate) -> Tensor:
-    made = executor.empty((one.size,), (1,), one.dtype)
-    driver.cuMemsetD32Async(made.ptr, Fill(0, one.fill or 0.0, one.size).bits, one.size, executor.stream.c_handle.value)
-    return made
+    tensor = executor.empty((one.size,), (1,), one.dtype)
+    driver.cuMemsetD32Async(
+        tensor.ptr, Fill(0, one.fill or 0.0, one.size).bits, one.size, executor.stream.c_handle.value
+    )
+    return tensor

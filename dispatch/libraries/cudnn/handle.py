@@ -1,4 +1,4 @@
-"""The cuDNN handle of an executor, with the workspace that plans share, and what cuDNN says of its last error."""
+"""The cuDNN handle of an executor, the workspace that its plans share, and cuDNN's last error message."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MESSAGE_BYTES = 4096
 
 
 class Scratch(NamedTuple):
-    """Workspace: where it begins, and what keeps it there."""
+    """Workspace: its address, and the object that owns it."""
 
     c_ptr: ctypes.c_void_p
     keep: Storage | Workspace
@@ -48,18 +48,19 @@ class Handle(StreamHandle):
         cudnn.cudnnSetStream(c_handle, cudnn.cudaStream_t(stream))
 
     def scratch(self, executor: CudaExecutor, nbytes: int) -> Scratch:
-        """That many bytes of workspace, shared by the executor's plans, which run one after the other.
+        """Workspace of `nbytes` bytes, shared by the executor's plans, which run one after the other.
 
-        Small ones are the executor's own; each larger power of 2 is allocated once and there as long as a plan keeps
-        it. (A recurrent network wants 16 MiB for each direction, however small it is: 33.5 MiB for two in cuDNN 9.19.)
+        Small sizes use the executor's workspace. For larger sizes one block of each power of 2 is allocated, and kept
+        as long as a plan uses it. (A recurrent network needs 16 MiB for each direction, however small it is: 33.5 MiB
+        for two in cuDNN 9.19.)
         """
         if nbytes <= executor.workspace.nbytes:
             return Scratch(executor.workspace.c_ptr, executor.workspace)
         return _shared(executor, nbytes, self.name)
 
     def intermediate_memory(self, executor: CudaExecutor, nbytes: int) -> Scratch:
-        """That many bytes for the intermediate tensors of a plan, shared likewise, but apart from the workspace."""
-        return _shared(executor, nbytes, f"{self.name} between")
+        """Memory for the intermediate tensors of a plan, shared in the same way, but separate from the workspace."""
+        return _shared(executor, nbytes, f"{self.name} intermediates")
 
 
 def _shared(executor: CudaExecutor, nbytes: int, purpose: str) -> Scratch:
@@ -71,7 +72,7 @@ handle_of = Handle.of
 
 
 def last_error() -> str:
-    """What cuDNN says of the last call that failed in this thread, in one line; "" where it says nothing."""
+    """cuDNN's message about the last failed call in this thread, in one line; "" if there is none."""
     text = ctypes.create_string_buffer(MESSAGE_BYTES)
     cudnn.cudnnGetLastErrorString(text, MESSAGE_BYTES)
     return " ".join(text.value.decode(errors="replace").split())

@@ -1,7 +1,7 @@
-"""A graph in cuDNN's terms: its wires and nodes as finalized descriptors, joined to an operation graph.
+"""Lowers a graph to cuDNN's descriptors: finalized tensors and operations, combined to an operation graph.
 
-`engines.py` asks for it. One function for each kind of node whose descriptor has parts of its own; the names are those
-of the backend's attributes. Follows
+`engines.py` uses it. There is one function for each kind of node whose operation needs a further descriptor. The names
+are those of the backend's attributes, see
 https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-graph-library.html
 """
 
@@ -22,7 +22,7 @@ __all__ = ["lower"]
 
 
 def lower(graph: Graph, handle: cudnn.cudnnHandle_t | None) -> Descriptor:
-    """The finalized operation graph; without a handle it is for a device that is only described."""
+    """The finalized operation graph; without a handle it is for a device that is described by its properties."""
     tensors: dict[int, Descriptor] = {}
     for wire in graph.wires:
         tensors[wire.uid] = _tensor(wire, tensors)
@@ -79,7 +79,7 @@ def _pointwise(made: Descriptor, prefix: str, node: Node, compute: int) -> None:
             descriptor.set("POINTWISE_AXIS", "INT64", value)
         elif name not in ("MODE", "MATH_PREC"):
             descriptor.set(f"POINTWISE_{name}", "DOUBLE", value)
-    if node.get("MODE") == "RELU_FWD":  # else some engines make 0 of NaN (9.19: bf16 and f64 with channels first)
+    if node.get("MODE") == "RELU_FWD":  # else some engines turn NaN into 0 (9.19: bf16 and f64 with channels first)
         descriptor.set("POINTWISE_NAN_PROPAGATION", "NAN_PROPOGATION", cudnn.cudnnNanPropagation_t.CUDNN_PROPAGATE_NAN)
     made.set(f"{prefix}_PW_DESCRIPTOR", "BACKEND_DESCRIPTOR", descriptor.finalize())
 
@@ -101,9 +101,9 @@ def _convolution(made: Descriptor, prefix: str, node: Node, compute: int) -> Non
     descriptor.set("CONVOLUTION_DILATIONS", "INT64", *_numbers(node.get("DILATION")))
     descriptor.set("CONVOLUTION_FILTER_STRIDES", "INT64", *stride)
     made.set(f"{prefix}_CONV_DESC", "BACKEND_DESCRIPTOR", descriptor.finalize())
-    wide = compute == DATA_TYPE_DOUBLE
+    is_double = compute == DATA_TYPE_DOUBLE
     for name in ("ALPHA", "BETA"):
-        made.set(f"{prefix}_{name}", "DOUBLE" if wide else "FLOAT", node.get(name))
+        made.set(f"{prefix}_{name}", "DOUBLE" if is_double else "FLOAT", node.get(name))
 
 
 def _reduction(made: Descriptor, prefix: str, node: Node, compute: int) -> None:
@@ -133,7 +133,7 @@ def _rng(made: Descriptor, prefix: str, node: Node, compute: int) -> None:
 
 
 def _no_attributes(made: Descriptor, prefix: str, node: Node, compute: int) -> None:
-    """Nothing but operands."""
+    """For operations that have only operands."""
 
 
 DATA_TYPE_DOUBLE = cudnn.cudnnDataType_t.CUDNN_DATA_DOUBLE

@@ -1,7 +1,7 @@
-"""cuDNN's pointwise modes and reductions in NVIDIA's names: how many operands each has, and what it means in NumPy.
+"""cuDNN's pointwise modes and reductions, by NVIDIA's names: the number of operands, and the definition in NumPy.
 
-`graph.py` checks graphs with it, `reference.py` evaluates them with it, `lower.py` takes the names as they are. It
-calls no library.
+`graph.py` checks graphs with it, `reference.py` evaluates them with it, `lower.py` uses the names unchanged. It calls
+no library.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ UNARY: dict[str, Callable[[Array], Any]] = {
     "GELU_FWD": lambda x: 0.5 * x * (1 + erf(x / SQRT_2)),
     "GELU_APPROX_TANH_FWD": lambda x: 0.5 * x * (1 + _tanh_inner(x)),
 }
-# Those with parameters of their own.
+# Modes with parameters.
 PARAMETRIC: dict[str, Callable[[Array, Numbers], Any]] = {
     "RELU_FWD": _relu,
     "ELU_FWD": lambda x, p: np.where(x > 0, x, p.get("ELU_ALPHA", 1.0) * np.expm1(np.minimum(x, 0))),
@@ -169,21 +169,21 @@ def _indices(shape: tuple[int, ...], axis: int) -> Array:
 
 
 def pointwise(mode: str, operands: list[Array], numbers: Numbers) -> Array:
-    """What a pointwise mode gives, in the precision of its operands."""
+    """The result of a pointwise mode, in the precision of its operands."""
     x = operands[0]
     with np.errstate(all="ignore"):
         if mode in UNARY:
-            found = UNARY[mode](x)
+            result = UNARY[mode](x)
         elif mode in PARAMETRIC:
-            found = PARAMETRIC[mode](x, numbers)
+            result = PARAMETRIC[mode](x, numbers)
         elif mode in SLOPE:
-            found = x * SLOPE[mode](operands[1])  # x is dy here
+            result = x * SLOPE[mode](operands[1])  # x is dy here
         elif mode in PARAMETRIC_SLOPE:
-            found = x * PARAMETRIC_SLOPE[mode](operands[1], numbers)
+            result = x * PARAMETRIC_SLOPE[mode](operands[1], numbers)
         elif mode == "GEN_INDEX":
-            found = _indices(x.shape, int(numbers["AXIS"]))
+            result = _indices(x.shape, int(numbers["AXIS"]))
         elif mode == "BINARY_SELECT":
-            found = np.where(operands[2].astype(bool), x, operands[1])
+            result = np.where(operands[2].astype(bool), x, operands[1])
         else:
-            found = {**BINARY, **COMPARE}[mode](x, operands[1])
-    return np.asarray(found)
+            result = {**BINARY, **COMPARE}[mode](x, operands[1])
+    return np.asarray(result)

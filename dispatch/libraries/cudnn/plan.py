@@ -1,7 +1,7 @@
-"""A graph bound to an executor: the engine chosen, by heuristics or by timing, and the run at given addresses.
+"""A graph bound to an executor: selects an engine, by heuristics or by timing, and runs it at given addresses.
 
-Ops end here, by `bind`. A run is one variant pack and one `cudnnBackendExecute`; cuda_executor.py records it as a
-CUDA graph and launches that from the second run on. Plans belong to their executor and never cross threads.
+Ops call `bind`. A run is one variant pack and one `cudnnBackendExecute`; cuda_executor.py records it as a CUDA graph
+and launches that from the second run on. Plans belong to their executor and are not shared between threads.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 
 __all__ = ["GraphPlan", "bind"]
 
-CANDIDATES = 12  # that autotune times
-WORKSPACE = 1 << 30  # bytes that an engine may ask for where the request does not say
-ALIGNED = 256  # bytes at which scratch memory begins
+CANDIDATES = 12  # engines that autotune times
+WORKSPACE = 1 << 30  # bytes of workspace that an engine may use if the request sets no limit
+ALIGNED = 256  # bytes: the alignment of scratch memory
 C_NUMBER: dict[str, Any] = {"f32": ctypes.c_float, "f64": ctypes.c_double, "i32": ctypes.c_int32, "i64": ctypes.c_int64}
 
 
 class GraphPlan(Plan):
     """One execution plan of cuDNN, with everything but the addresses filled in.
 
-    `places` maps each wire's unique id to the index of its address in the request's arguments, which the addresses of
-    `extra` follow: tensors of the plan's own that the graph reads.
+    `places` maps each wire's unique id to the index of its address in the request's arguments. After these come the
+    addresses of `extra`: tensors owned by the plan that the graph reads.
     """
 
     __slots__ = (
@@ -92,7 +92,7 @@ class GraphPlan(Plan):
         scratch = self._handle.scratch(self._executor, ends[-1])
         start = scratch.c_ptr.value or 0
         self._scratch = self._scratches[start] = (
-            scratch  # all are kept while tuning: what is recorded there holds their addresses
+            scratch  # all are kept while tuning, because recorded graphs contain their addresses
         )
         self._scratch_addresses = [start + end for end in ends[:-1]]
 
@@ -100,22 +100,22 @@ class GraphPlan(Plan):
         arguments += self._extra_addresses
         for place, number in self._numbers:
             number.value = arguments[place]
-        given: list[Any] = [arguments[place] for place in self._places]
-        given += [ctypes.addressof(number) for _, number in self._numbers]
-        given += [ctypes.addressof(number) for number in self._constants]
-        given += self._scratch_addresses
-        status = self._execute(given)
+        addresses: list[Any] = [arguments[place] for place in self._places]
+        addresses += [ctypes.addressof(number) for _, number in self._numbers]
+        addresses += [ctypes.addressof(number) for number in self._constants]
+        addresses += self._scratch_addresses
+        status = self._execute(addresses)
         if status:
-            self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
+            self._executor.stream.done()  # raises DeviceFault if the device is lost
             raise cudnn.cudnnBackendExecute.error(status)
 
-    def _execute(self, given: list[int]) -> int:
-        """Run with these addresses, in the order of the unique ids; gives the library's status."""
+    def _execute(self, addresses: list[int]) -> int:
+        """Run with these addresses, in the order of the unique ids; returns the library's status."""
         handle = self._handle.follow()
         pack = cudnn.cudnnBackendDescriptor_t()
         cudnn.cudnnBackendCreateDescriptor(PACK, pack)
         try:
-            self._fill(pack, (ctypes.c_void_p * len(given))(*given))
+            self._fill(pack, (ctypes.c_void_p * len(addresses))(*addresses))
             return cudnn.cudnnBackendExecute.unchecked(handle, self._engine.plan.c, pack)
         finally:
             cudnn.cudnnBackendDestroyDescriptor.unchecked(pack)
@@ -128,7 +128,7 @@ class GraphPlan(Plan):
         cudnn.cudnnBackendFinalize(pack)
 
     def tune(self, request: Request, candidates: Sequence[Engine]) -> Engine:
-        """Take the fastest of some engines by timing them on copies of the request's operands."""
+        """Select the fastest of several engines by timing them on copies of the request's operands."""
 
         def run(number: int, arguments: tuple[Argument, ...]) -> None:
             self.use_engine(candidates[number])
@@ -158,39 +158,39 @@ def bind(
     autotune: bool = False,
     extra: tuple[Tensor, ...] = (),
 ) -> GraphPlan:
-    """The plan of a request that is this graph; `places` maps unique ids to places in its arguments and `extra`.
+    """The plan of a request that is this graph; `places` maps unique ids to indices in its arguments and `extra`.
 
-    Raises Refused with cuDNN's message if no engine takes the graph.
+    Raises Refused with cuDNN's message if no engine supports the graph.
     """
     target = Target(handle_of(executor).c_handle)
     if not autotune:
         return GraphPlan(executor, row, graph, places, next(engines(graph, target, policy)), extra)
-    memory = executor.algorithms("cudnn")
+    cache = executor.algorithms("cudnn")
     name = hashlib.sha256(f"{policy}{graph.text()}".encode()).hexdigest()
-    known = memory.get(request.op, name)
-    engine = None if known is None else restore_engine(known.blob, target, policy)
+    cached = cache.get(request.op, name)
+    engine = None if cached is None else restore_engine(cached.blob, target, policy)
     if engine is not None:
         return GraphPlan(executor, row, graph, places, engine, extra)
     executor.refuse_capture("a request that is to be tuned")
-    candidates = _first(graph, target, policy)
-    made = GraphPlan(executor, row, graph, places, candidates[0], extra)
+    candidates = _first_engines(graph, target, policy)
+    plan = GraphPlan(executor, row, graph, places, candidates[0], extra)
     if len(candidates) > 1:
-        best = made.tune(request, candidates)
-        memory.put(request.op, name, Algorithm(best.saved(), best.workspace))
-    return made
+        best = plan.tune(request, candidates)
+        cache.put(request.op, name, Algorithm(best.saved(), best.workspace))
+    return plan
 
 
-def _first(graph: Graph, target: Target, policy: Policy) -> list[Engine]:
-    found = []
+def _first_engines(graph: Graph, target: Target, policy: Policy) -> list[Engine]:
+    candidates = []
     for engine in engines(graph, target, policy):
-        found.append(engine)
-        if len(found) == CANDIDATES:
+        candidates.append(engine)
+        if len(candidates) == CANDIDATES:
             break
-    return found
+    return candidates
 
 
 def _aligned_bytes(wire: Wire) -> int:
-    """Of a wire in scratch memory, up to where the next one may begin."""
+    """The size of a wire in scratch memory, rounded up to the alignment of the next one."""
     reach = 1 + sum((extent - 1) * stride for extent, stride in zip(wire.dims, wire.strides, strict=True))
     return -(-reach * wire.dtype.itemsize // ALIGNED) * ALIGNED
 

@@ -1,8 +1,8 @@
-"""Graphs whose outputs must hold certain values before they run, above all reductions: a plan that writes them.
+"""A plan that initializes outputs before a graph runs, which reductions in particular require.
 
-The kernels that cuDNN compiles for a reduction let each block of threads add its part to the output by an atomic
-operation (or take the maximum with it), and nothing sets the output before (read off the templates in 9.19's
-libcudnn_engines_runtime_compiled). Plans of graphs that end in reductions are wrapped here; it chooses nothing.
+In the kernels that cuDNN compiles for a reduction, each thread block combines its part with the output by an atomic
+operation (such as add or maximum), and nothing initializes the output (as seen in the templates in 9.19's
+libcudnn_engines_runtime_compiled). Plans of graphs that end in reductions are wrapped here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ START = {"ADD": 0.0, "AMAX": 0.0, "MAX": -math.inf, "MIN": math.inf, "MUL": 1.0}
 
 
 class Fill(NamedTuple):
-    """f32 numbers of one value, at an argument's address."""
+    """`size` f32 numbers of one value, at an argument's address."""
 
     place: int
     value: float
@@ -38,13 +38,13 @@ class Fill(NamedTuple):
 
     @property
     def bits(self) -> int:
-        """The value as the driver takes it."""
+        """The value's bits, as an integer for the driver."""
         (bits,) = struct.unpack("I", struct.pack("f", self.value))
         return int(bits)
 
 
 class Clear(NamedTuple):
-    """Zeros: `height` lines of `width` bytes, `pitch` bytes apart, `start` bytes behind an argument's address."""
+    """Zeros: `height` rows of `width` bytes, `pitch` bytes apart, `start` bytes after an argument's address."""
 
     place: int
     start: int
@@ -60,24 +60,26 @@ def zero_fills(place: int, layout: Layout) -> tuple[Clear, ...]:
     item = layout.dtype.itemsize
     axes = merge([layout], [0] * len(layout.shape))
     width = axes.pop().extent * item if axes and axes[-1].strides[0] == 1 else item
-    lines = axes.pop() if axes else None
-    height, pitch = (lines.extent, lines.strides[0] * item) if lines else (1, width)
+    rows = axes.pop() if axes else None
+    height, pitch = (rows.extent, rows.strides[0] * item) if rows else (1, width)
     starts = product(*(range(0, axis.extent * axis.strides[0] * item, axis.strides[0] * item) for axis in axes))
     return tuple(Clear(place, sum(start), pitch, width, height) for start in starts)
 
 
 def reduction_fills(graph: Graph, places: dict[int, int]) -> tuple[Fill, ...]:
     """The initial values of a graph's reductions; Refused for an output with gaps, which must not be overwritten."""
-    found = []
+    fills = []
     for node in graph.nodes:
         wire = graph.wire(node.outs[0][1])
         if node.kind != "REDUCTION" or wire.virtual or wire.dtype is not F32:
             continue
         reach = 1 + sum((extent - 1) * step for extent, step in zip(wire.dims, wire.strides, strict=True))
         if reach != math.prod(wire.dims):
-            raise Refused(f"what a reduction writes must be dense, for it is set before: {wire.dims} at {wire.strides}")
-        found.append(Fill(places[wire.uid], START.get(str(node.get("OPERATOR")), 0.0), reach))
-    return tuple(found)
+            raise Refused(
+                f"a reduction's output is initialized first and must be dense: {wire.dims} with {wire.strides}"
+            )
+        fills.append(Fill(places[wire.uid], START.get(str(node.get("OPERATOR")), 0.0), reach))
+    return tuple(fills)
 
 
 def with_prefill(executor: CudaExecutor, plan: Plan, fills: tuple[Fill, ...], clears: tuple[Clear, ...] = ()) -> Plan:

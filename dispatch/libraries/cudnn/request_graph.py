@@ -1,4 +1,4 @@
-"""Base classes that turn a request into a graph of cuDNN, with the place of each operand in the request's arguments.
+"""Base classes that turn a request into a cuDNN graph, with the index of each operand in the request's arguments.
 
 The ops derive from them. No library is called here.
 """
@@ -22,14 +22,14 @@ Q = TypeVar("Q", bound="OperandRequest")
 
 
 class LoweredGraph(NamedTuple):
-    """A graph, and for the unique id of each operand its place in the request's arguments."""
+    """A graph, and for the unique id of each operand its index in the request's arguments."""
 
     graph: Graph
     places: dict[int, int]
 
 
 class GraphMemory(NamedTuple):
-    """Memory that a graph reads or writes: its place in the arguments, its dtype, and its alignment in bytes."""
+    """Memory that a graph reads or writes: its index in the arguments, its dtype, and its alignment in bytes."""
 
     place: int
     dtype: Dtype
@@ -43,7 +43,7 @@ def operand_memory(request: OperandRequest, name: str) -> GraphMemory:
 
 
 class PlacedGraphBuilder:
-    """Builds a graph over memory, and notes the places of its wires; sums are kept in the dtype `compute`."""
+    """Builds a graph over memory, and notes the argument index of each wire; `compute` is the dtype of sums."""
 
     def __init__(self, compute: Dtype = F32) -> None:
         self.builder = Builder(compute)
@@ -51,12 +51,12 @@ class PlacedGraphBuilder:
 
     def wire(self, memory: GraphMemory, dims: Shape, strides: Shape | None, *, ragged: int = 0) -> Wire:
         """Memory as a tensor with the axes that an engine expects."""
-        made = self.builder.tensor(dims, strides, memory.dtype, alignment=memory.alignment, ragged=ragged)
-        self.places[made.uid] = memory.place
-        return made
+        wire = self.builder.tensor(dims, strides, memory.dtype, alignment=memory.alignment, ragged=ragged)
+        self.places[wire.uid] = memory.place
+        return wire
 
     def write(self, memory: GraphMemory, value: Wire, strides: Shape | None) -> None:
-        """Have the result of an operation written to memory."""
+        """Write the result of an operation to memory."""
         real = self.builder.as_output(value, memory.dtype, strides, memory.alignment)
         self.places[real.uid] = memory.place
 
@@ -77,5 +77,5 @@ class RequestGraphBuilder(PlacedGraphBuilder, Generic[Q]):
         return self.wire(operand_memory(self.request, name), dims, strides, ragged=ragged)
 
     def output(self, name: str, value: Wire, strides: Shape | None) -> None:
-        """Have the result of an operation written into an operand."""
+        """Write the result of an operation to an operand."""
         self.write(operand_memory(self.request, name), value, strides)

@@ -1,6 +1,6 @@
-"""cuDNN's descriptors as objects that free themselves: a tensor's from its layout, and any other kind by its name.
+"""cuDNN's legacy descriptors as objects that free themselves: of tensors by layout, and of any other kind by name.
 
-The plans of the ops make them once and hold them. Descriptors need no GPU. This module launches nothing.
+The plans of the ops create them once and keep them. Descriptors need no GPU. This module launches nothing.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ DTYPES = {
     I64: T.CUDNN_DATA_INT64,
     BOOL: T.CUDNN_DATA_BOOLEAN,
 }
-MIN_AXES = 4  # what a descriptor of a tensor must have
+MIN_AXES = 4  # the minimum number of axes of a tensor descriptor
 
 
 class Descriptor:
-    """A descriptor of any kind, destroyed with this object, once; `handle` is what cuDNN's functions take."""
+    """A descriptor of any kind, destroyed once with this object; `handle` is the argument for cuDNN's functions."""
 
     __slots__ = ("_destroy", "handle")
 
@@ -58,26 +58,27 @@ class Descriptor:
 
 
 def tensor(dtype: Dtype, extents: Sequence[int], strides: Sequence[int]) -> Descriptor:
-    """The descriptor of a tensor of up to eight axes; shorter ones get axes of one element behind."""
-    more = max(0, MIN_AXES - len(extents))
-    dims, steps = (*extents, *[1] * more), (*strides, *[1] * more)
-    made = Descriptor("Tensor")
+    """The descriptor of a tensor of up to eight axes; axes of one element are appended up to MIN_AXES."""
+    missing = max(0, MIN_AXES - len(extents))
+    dims, padded_strides = (*extents, *[1] * missing), (*strides, *[1] * missing)
+    descriptor = Descriptor("Tensor")
     kind = ctypes.c_int32 * len(dims)
-    cudnn.cudnnSetTensorNdDescriptor(made.handle, DTYPES[dtype], len(dims), kind(*dims), kind(*steps))
-    return made
+    cudnn.cudnnSetTensorNdDescriptor(descriptor.handle, DTYPES[dtype], len(dims), kind(*dims), kind(*padded_strides))
+    return descriptor
 
 
 def tensor_3d(layout: Layout) -> Descriptor:
-    """The descriptor of a tensor of three axes, which the recurrent networks and CTC want to be no more.
+    """The descriptor of a tensor of three axes; recurrent networks and CTC require exactly three.
 
-    Axes of one element step as in a dense tensor: a view may have any stride there, such as the 0 of `x[:, None]`.
+    Axes of one element get the stride of a dense tensor: a view may have any stride there, such as the 0 of
+    `x[:, None]`.
     """
-    made = Descriptor("Tensor")
+    descriptor = Descriptor("Tensor")
     kind = ctypes.c_int32 * 3
-    own = zip(layout.shape, layout.strides, c_strides(layout.shape), strict=True)
-    dims, steps = kind(*layout.shape), kind(*(step if extent > 1 else dense for extent, step, dense in own))
-    cudnn.cudnnSetTensorNdDescriptor(made.handle, DTYPES[layout.dtype], 3, dims, steps)
-    return made
+    axes = zip(layout.shape, layout.strides, c_strides(layout.shape), strict=True)
+    dims, strides = kind(*layout.shape), kind(*(stride if extent > 1 else dense for extent, stride, dense in axes))
+    cudnn.cudnnSetTensorNdDescriptor(descriptor.handle, DTYPES[layout.dtype], 3, dims, strides)
+    return descriptor
 
 
 def scalar_type(dtype: Dtype) -> Any:

@@ -1,1 +1,1 @@
-"""cuRAND's generators: handles on a GPU's streams and on the host, which stand where a request wants them."""
+"""cuRAND's generators on a GPU's streams and on the host, set to the positions of requests."""

@@ -1,8 +1,8 @@
-"""Generators of cuRAND, one for each kind, which are set to where a request's numbers begin.
+"""Generators of cuRAND, one for each kind, which are set to the position where a request's numbers begin.
 
-To set one costs: XORWOW and MRG32K3A prepare the states of thousands of threads anew, the Mersenne twisters know no
-offset, so that what comes before is generated. So a generator that stands where the next request begins is left alone.
-This module knows no request.
+Setting a position is expensive: XORWOW and MRG32K3A initialize the states of thousands of threads again, and the
+Mersenne twisters have no offset, so the numbers before it must be generated. Therefore a generator that is already at
+the position of the next request is not set. This module does not depend on requests.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ __all__ = [
 
 QUASI = 200  # and above: the numbers of quasi-random generators in `curandRngType_t`
 WITHOUT_OFFSET = (141, 142)  # MTGP32, MT19937
-IN_PAIRS = (101, 121)  # XORWOW, MRG32K3A: normal numbers move the offset on by one for each pair
-SKIP_CHUNK = 1 << 22  # numbers that are generated to get on
-MAX_HOST_GENERATORS = 8  # generators of one thread
+IN_PAIRS = (101, 121)  # XORWOW, MRG32K3A: normal numbers advance the offset by one for each pair
+SKIP_CHUNK = 1 << 22  # numbers that are generated at a time to skip ahead
+MAX_HOST_GENERATORS = 8  # the least recently used one is dropped
 
 
 class Kind(NamedTuple):
-    """Which generator: numbers of `curandRngType_t` and `curandOrdering_t`, and the dimensions of quasi-random ones."""
+    """A kind of generator: values of `curandRngType_t` and `curandOrdering_t`, and the dimensions if quasi-random."""
 
     number: int
     ordering: int
@@ -56,7 +56,7 @@ class Kind(NamedTuple):
         return self.number >= QUASI
 
     def prepare(self, c_handle: Any) -> None:
-        """Choose ordering and dimensions of a new generator."""
+        """Set the ordering or the dimensions of a new generator."""
         if self.is_quasi:
             curand.curandSetQuasiRandomGeneratorDimensions(c_handle, self.dimensions)
         else:
@@ -64,54 +64,56 @@ class Kind(NamedTuple):
 
 
 class SequencePosition(NamedTuple):
-    """Where numbers begin: the sequence's seed, and the offset as cuRAND counts it."""
+    """A position in a sequence: the seed, and the offset as cuRAND counts it."""
 
     seed: int
     offset: int
 
 
 def seek(
-    c_handle: Any, kind: Kind, last: SequencePosition | None, place: SequencePosition, skip: Callable[[int], None]
+    c_handle: Any, kind: Kind, last: SequencePosition | None, position: SequencePosition, skip: Callable[[int], None]
 ) -> None:
-    """Have a generator, which stands at `last` if that is known, generate from a place on.
+    """Set a generator to a position; `last` is its present position, None if that is unknown.
 
-    `skip` generates so many numbers, to no end, for a generator that knows no offset.
+    `skip(count)` generates numbers and discards them, for a generator without an offset.
     """
-    if last == place:
+    if last == position:
         return
     if kind.number in WITHOUT_OFFSET:
-        before = place.offset
-        if last is not None and last.seed == place.seed and last.offset <= before:
+        before = position.offset
+        if last is not None and last.seed == position.seed and last.offset <= before:
             before -= last.offset
         else:
-            curand.curandSetPseudoRandomGeneratorSeed(c_handle, place.seed ^ 1)  # the one it has would change nothing
-            curand.curandSetPseudoRandomGeneratorSeed(c_handle, place.seed)
+            curand.curandSetPseudoRandomGeneratorSeed(
+                c_handle, position.seed ^ 1
+            )  # setting the same seed has no effect
+            curand.curandSetPseudoRandomGeneratorSeed(c_handle, position.seed)
         while before > 0:
             skip(min(before, SKIP_CHUNK))
             before -= SKIP_CHUNK
         return
-    if not kind.is_quasi and (last is None or last.seed != place.seed):
-        curand.curandSetPseudoRandomGeneratorSeed(c_handle, place.seed)
-    curand.curandSetGeneratorOffset(c_handle, place.offset)
+    if not kind.is_quasi and (last is None or last.seed != position.seed):
+        curand.curandSetPseudoRandomGeneratorSeed(c_handle, position.seed)
+    curand.curandSetGeneratorOffset(c_handle, position.offset)
 
 
 # -- on a GPU ---------------------------------------------------------------------------------------------------------
 class DeviceGenerator(StreamHandle):
-    """A `curandGenerator_t` of one kind on the stream of one executor; `place` is where it stands, if that is known."""
+    """A `curandGenerator_t` of one kind on the stream of one executor; `position` is None if it is unknown."""
 
-    __slots__ = ("place",)
+    __slots__ = ("position",)
 
     kind = curand.curandGenerator_t
-    of_kind: ClassVar[Kind]
+    generator_kind: ClassVar[Kind]
 
     def __init__(self, executor: CudaExecutor) -> None:
-        self.place: SequencePosition | None = None
+        self.position: SequencePosition | None = None
         super().__init__(executor)
 
     @classmethod
     def create(cls, c_handle: Any) -> None:
-        curand.curandCreateGenerator(c_handle, curand.curandRngType_t(cls.of_kind.number))
-        cls.of_kind.prepare(c_handle)
+        curand.curandCreateGenerator(c_handle, curand.curandRngType_t(cls.generator_kind.number))
+        cls.generator_kind.prepare(c_handle)
 
     @staticmethod
     def destroy(c_handle: Any) -> int:
@@ -126,39 +128,39 @@ class DeviceGenerator(StreamHandle):
 @cache
 def _class_of(kind: Kind) -> type[DeviceGenerator]:
     name = f"curand {kind.number} {kind.ordering} {kind.dimensions}"
-    return type("DeviceGenerator", (DeviceGenerator,), {"__slots__": (), "name": name, "of_kind": kind})
+    return type("DeviceGenerator", (DeviceGenerator,), {"__slots__": (), "name": name, "generator_kind": kind})
 
 
 def device_generator(kind: Kind, executor: CudaExecutor) -> DeviceGenerator:
-    """The generator of a kind that an executor's plans share."""
+    """The generator of a kind, shared by an executor's plans."""
     return _class_of(kind).of(executor)
 
 
 # -- on the host ------------------------------------------------------------------------------------------------------
 class HostGenerator:
-    """A `curandGenerator_t` that generates on the host, at once; destroyed with this object."""
+    """A `curandGenerator_t` that generates on the host, synchronously; it is destroyed with this object."""
 
-    __slots__ = ("_kind", "_lock", "c_handle", "place")
+    __slots__ = ("_kind", "_lock", "c_handle", "position")
 
     def __init__(self, kind: Kind) -> None:
         self._kind = kind
-        self.place: SequencePosition | None = None
+        self.position: SequencePosition | None = None
         self._lock = threading.Lock()
         self.c_handle = curand.curandGenerator_t()
         curand.curandCreateGeneratorHost(self.c_handle, curand.curandRngType_t(kind.number))
         kind.prepare(self.c_handle)
 
-    def generate(self, place: SequencePosition, end: SequencePosition, call: Callable[[Any], None]) -> None:
-        """Have `call(c_handle)` generate from a place to another one."""
+    def generate(self, start: SequencePosition, end: SequencePosition, call: Callable[[Any], None]) -> None:
+        """Run `call(c_handle)`, which generates the numbers between two positions."""
         with self._lock:
-            last, self.place = self.place, None  # of a call that raises nobody knows how far it came
-            seek(self.c_handle, self._kind, last, place, self._skip)
+            last, self.position = self.position, None  # if a call raises, the position is unknown
+            seek(self.c_handle, self._kind, last, start, self._skip)
             call(self.c_handle)
-            self.place = end
+            self.position = end
 
     def _skip(self, count: int) -> None:
-        spare = np.empty(count, np.uint32)
-        curand.curandGenerate(self.c_handle, spare.ctypes.data, count)
+        discarded = np.empty(count, np.uint32)
+        curand.curandGenerate(self.c_handle, discarded.ctypes.data, count)
 
     @finalizer
     def __del__(self) -> None:
@@ -173,15 +175,15 @@ anew(sys.modules[__name__], "_lock", threading.Lock)
 
 
 def host_generator(kind: Kind) -> HostGenerator:
-    """The host's generator of a kind, one for all threads; Refused without cuRAND."""
+    """The host's generator of a kind, shared by all threads; Refused if cuRAND is not installed."""
     with _lock:
-        found = _on_host.pop(kind, None)
-        if found is None:
+        generator = _on_host.pop(kind, None)
+        if generator is None:
             try:
-                found = HostGenerator(kind)
+                generator = HostGenerator(kind)
             except LibraryNotFound as error:
-                raise Refused(f"cuRAND is not there: {error}") from error
+                raise Refused(f"cuRAND is not installed: {error}") from error
             while len(_on_host) >= MAX_HOST_GENERATORS:
                 del _on_host[next(iter(_on_host))]
-        _on_host[kind] = found  # the one used last goes last
-        return found
+        _on_host[kind] = generator  # the most recently used one is last
+        return generator

@@ -1,19 +1,19 @@
-"""Random numbers: cuRAND's generators, and distributions by kernels of this library on Philox.
+"""Random numbers: cuRAND's generators, and further distributions with kernels of this library, based on Philox.
 
-`Generator` has NumPy's names and hands out places in a sequence; each method is a request of its own, such as
-`random_normal`, which says its place by value. docs/random.md has what each gives.
+`Generator` has NumPy's method names and assigns positions in a sequence. Each method makes a request, such as
+`random_normal`, that contains its position as a value. docs/random.md describes the results.
 """
 
 from __future__ import annotations
 
-from dispatch.ops.random.curand import begins_anew as begins_anew
-from dispatch.ops.random.curand import by_philox as by_philox
+from dispatch.ops.random.curand import curand_has_mean as curand_has_mean
+from dispatch.ops.random.curand import curand_has_ordering as curand_has_ordering
+from dispatch.ops.random.curand import curand_has_word_size as curand_has_word_size
 from dispatch.ops.random.curand import curand_on_host as curand_on_host
 from dispatch.ops.random.curand import curand_random as curand_random
-from dispatch.ops.random.curand import orders_of_library as orders_of_library
 from dispatch.ops.random.curand import philox_on_host as philox_on_host
-from dispatch.ops.random.curand import some_events as some_events
-from dispatch.ops.random.curand import words_of_library as words_of_library
+from dispatch.ops.random.curand import restarts_sequence as restarts_sequence
+from dispatch.ops.random.curand import uses_philox as uses_philox
 from dispatch.ops.random.distribution_kernels import nvrtc_draws as nvrtc_draws
 from dispatch.ops.random.distributions import (
     RandomBetaRequest,

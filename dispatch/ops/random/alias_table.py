@@ -1,13 +1,15 @@
-"""Counts of given parameters by a table: Walker's alias method, with probabilities that are right to 2^-64 each.
+"""Poisson and binomial numbers by table: Walker's alias method, with each probability exact to 2^-64.
 
-A table has a power of 2 of columns, all as likely. A column is one outcome or another, by a threshold: so a count takes
-one word, whose upper bits choose the column, and one look-up, whatever its distribution is. What is left of the word is
-compared with the upper bits of the threshold; where these are equal, once in 2^20 words or less often, 32 bits more of
-the element's own stream decide. So a count is drawn from 64 bits, though it seldom takes more than 32.
+A table has a power of 2 of equally likely columns. Each column holds two outcomes and a threshold that selects one of
+them. So a number takes one word, whose upper bits select the column, and one table lookup, for every distribution. The
+remaining bits of the word are compared with the upper bits of the threshold. If they are equal, once in 2^20 words or
+less often, 32 further bits of the element's own stream decide. So a number is drawn with 64 bits of precision, but
+rarely takes more than 32.
 
-The probabilities are whole numbers of 2^-64 that sum to 1, computed as such, by their ratios from the most likely
-outcome on; outcomes less likely than half of one are left out. Walker's columns are made of them without rounding
-(Vose, "A linear algorithm for generating random numbers with a given distribution", 1991). All devices have the same.
+The probabilities are integer multiples of 2^-64 that sum to 1. They are computed as integers from the ratios of
+neighbouring outcomes, starting at the most likely one; outcomes less likely than half of 2^-64 are omitted. Walker's
+columns are computed from them without rounding (Vose, "A linear algorithm for generating random numbers with a given
+distribution", 1991). All devices use the same table.
 """
 
 from __future__ import annotations
@@ -26,24 +28,25 @@ if TYPE_CHECKING:
 __all__ = ["ALIAS", "AliasTable", "alias_table", "table_of"]
 
 WORD_BITS, TOTAL_BITS = 32, 64
-LARGEST_VARIANCE = 200.0**2  # nine standard deviations on either side are less than 4,096 outcomes
+MAX_VARIANCE = 200.0**2  # nine standard deviations on either side are less than 4,096 outcomes
 PRECISION = 160  # bits of the most likely outcome's weight
-KEPT = 32  # tables at a time
+CACHED_TABLES = 32
 
 ALIAS = r"""
 struct alignas(8) Column { unsigned threshold, other; };
 
-// Decides those counts of a group whose bits are in `open`, where they lie, by 32 bits of each element's own stream.
-__device__ void decide(
-    Number* out, unsigned open, Whole g, unsigned replay, Whole seed, Whole offset, Whole count, Whole first,
+// Resolves the numbers of a group whose bits are set in `undecided`, with 32 bits of each element's own stream. The
+// results are written to memory.
+__device__ void resolve(
+    Number* out, unsigned undecided, Whole g, unsigned replay, Whole seed, Whole offset, Whole count, Whole first,
     unsigned shift, const Column* columns)
 {
     const unsigned* rests = (const unsigned*)(columns + ((Whole)1 << (32 - shift)));
     const Block block = at_place(0xffffffffu, g / (4 / GROUP), replay, seed);
 #pragma unroll 1
-    for (unsigned j = 0; open >> j; ++j) {
+    for (unsigned j = 0; undecided >> j; ++j) {
         const Whole index = GROUP * g + j, at = index - offset;
-        if (!(open >> j & 1) || at >= count) continue;  // one before the first is a large number
+        if (!(undecided >> j & 1) || at >= count) continue;  // an index before the first wraps to a large number
         const bool odd = index & 1;
         const unsigned word = index & 2 ? (odd ? block.at[3] : block.at[2]) : odd ? block.at[1] : block.at[0];
         const unsigned column = word >> shift, further = at_place(0, index, replay, seed).at[0];
@@ -62,68 +65,68 @@ extern "C" __global__ void FUNCTION(
     for (Whole g = begin + threadIdx.x; (g & IN_PAIRS) < end; g += step) {
         unsigned words[GROUP];
         words_of(g, step, replay, seed, words, held);
-        unsigned open = 0;
+        unsigned undecided = 0;
         Group group;
 #pragma unroll
         for (int j = 0; j < GROUP; ++j) {
             const unsigned column = words[j] >> shift, rest = words[j] & mask;
-            const Column found = columns[column];
-            if (rest == found.threshold) open |= 1u << j;
-            group.at[j] = sum(first, rest < found.threshold ? column : found.other);
+            const Column entry = columns[column];
+            if (rest == entry.threshold) undecided |= 1u << j;
+            group.at[j] = sum(first, rest < entry.threshold ? column : entry.other);
         }
         put(out, group, (long long)(GROUP * g - offset), count, is_aligned(out, offset));
-        if (open) decide(out, open, g, replay, seed, offset, count, first, shift, columns);
+        if (undecided) resolve(out, undecided, g, replay, seed, offset, count, first, shift, columns);
     }
 }
 """
 
 
 class AliasTable(NamedTuple):
-    """What a kernel reads.
+    """A table as a kernel reads it.
 
     Attributes:
-        first: the outcome of column 0; that of others is as much more as their number.
-        bits: of a column's number.
-        memory: u32, of each column the upper bits of its threshold, as many as a word has left, and the number of the
-            column whose outcome is its other one; behind them of each the lower 32 bits of its threshold.
+        first: the outcome of column 0; the outcome of column k is first + k.
+        bits: the number of bits of a column index.
+        memory: u32; for each column the upper bits of its threshold (as many as remain in a word) and the index of the
+            column of its second outcome; after all of these, the lower 32 bits of each threshold.
     """
 
     first: int
     bits: int
     memory: Array
 
-    def drawn(self, words: Array, further: Callable[[Array], Array]) -> Array:
-        """The counts of words of 32 bits; `further` gives 32 bits more for those of some places."""
+    def draw(self, words: Array, further: Callable[[Array], Array]) -> Array:
+        """The numbers for words of 32 bits; `further` returns 32 more bits for the elements at these indices."""
         shift = np.uint64(WORD_BITS - self.bits)
         column, rest = words >> shift, words & ((np.uint64(1) << shift) - np.uint64(1))
         columns, lower = self.memory[: 2 << self.bits].reshape(-1, 2), self.memory[2 << self.bits :]
         threshold, other = columns[column].T
-        own, open_ones = rest < threshold, np.flatnonzero(rest == threshold)
-        own[open_ones] = further(open_ones) < lower[column[open_ones]]
-        return np.asarray(np.where(own, column, other).astype(np.int64) + self.first)
+        is_first_outcome, undecided = rest < threshold, np.flatnonzero(rest == threshold)
+        is_first_outcome[undecided] = further(undecided) < lower[column[undecided]]
+        return np.asarray(np.where(is_first_outcome, column, other).astype(np.int64) + self.first)
 
 
 def table_of(request: Any) -> AliasTable | None:
-    """The table of a request for counts; None where there is none, for their variance is too large for one."""
+    """The table of a request for Poisson or binomial numbers; None if their variance is too large, or for other ops."""
     if request.op == "random_poisson":
         lam = float(request.lam)
-        return poisson_table(lam) if lam <= LARGEST_VARIANCE else None
+        return poisson_table(lam) if lam <= MAX_VARIANCE else None
     if request.op == "random_binomial":
         n, p = int(request.n), float(request.p)
-        return binomial_table(n, p) if n * p * (1 - p) <= LARGEST_VARIANCE else None
+        return binomial_table(n, p) if n * p * (1 - p) <= MAX_VARIANCE else None
     return None
 
 
-@lru_cache(KEPT)
+@lru_cache(CACHED_TABLES)
 def poisson_table(lam: float) -> AliasTable:
-    """Of numbers of events."""
+    """The table of a Poisson distribution."""
     times, over = lam.as_integer_ratio()
     return alias_table(*weighted(int(lam), None, lambda k: (times, over * k)))
 
 
-@lru_cache(KEPT)
+@lru_cache(CACHED_TABLES)
 def binomial_table(n: int, p: float) -> AliasTable:
-    """Of numbers of trials that succeed."""
+    """The table of a binomial distribution."""
     times, whole = p.as_integer_ratio()
     if times == whole:
         return alias_table(n, [1])
@@ -132,7 +135,7 @@ def binomial_table(n: int, p: float) -> AliasTable:
 
 
 def weighted(mode: int, most: int | None, ratio: Callable[[int], tuple[int, int]]) -> tuple[int, list[int]]:
-    """The first outcome and the weights of all: `ratio(k)` is that of k over that of k - 1, as a fraction."""
+    """The first outcome and the weights of all; `ratio(k)` is the weight of k over that of k - 1, as a fraction."""
     start = 1 << PRECISION
     cut = start >> (TOTAL_BITS + 4)
 
@@ -160,15 +163,15 @@ def weighted(mode: int, most: int | None, ratio: Callable[[int], tuple[int, int]
 
 
 def probabilities(weights: list[int]) -> list[int]:
-    """Of each weight its share of all, in units of 2^-64; what rounding leaves over is the most likely outcome's."""
+    """Each weight's probability in units of 2^-64; the most likely outcome gets the remainder of the rounding."""
     total, whole = sum(weights), 1 << TOTAL_BITS
-    made = [(2 * whole * weight + total) // (2 * total) for weight in weights]
-    made[weights.index(max(weights))] += whole - sum(made)
-    return made
+    shares = [(2 * whole * weight + total) // (2 * total) for weight in weights]
+    shares[weights.index(max(weights))] += whole - sum(shares)
+    return shares
 
 
 def alias_table(first: int, weights: list[int]) -> AliasTable:
-    """The table of outcomes from the first on, by weights that need not sum to anything."""
+    """The table of the outcomes first, first + 1, …; the weights need not be normalized."""
     shares = probabilities(weights)
     while not shares[-1]:
         shares.pop()

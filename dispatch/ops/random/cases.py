@@ -1,7 +1,8 @@
-"""The cases that the rows of random numbers are tried with: Philox's numbers, which NumPy knows too.
+"""The test cases of the rows of random numbers: Philox's numbers, compared with a reference in NumPy.
 
-Bits and uniform numbers are equal to the last bit, others within the error of a GPU's functions. What other generators
-give is held against cuRAND's own host generators, their papers and their statistics: tests/dispatch/ops/test_random*.
+Bits and uniform numbers must be equal to the last bit, others within the error of a GPU's functions. The numbers of
+other generators are compared with cuRAND's host generators, published values and their statistics:
+tests/dispatch/ops/test_random*.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ __all__ = ["MUTATIONS", "cases"]
 
 
 class Form(NamedTuple):
-    """A size, a place, and how much memory lies before the result."""
+    """A size, an offset in the sequence, and a gap in memory before the result."""
 
     name: str
     size: int | tuple[int, ...]
@@ -43,7 +44,7 @@ class Form(NamedTuple):
     gap: int = 0
 
 
-ROW = 4 << 16  # elements of a block of each subsequence
+ROW = 4 << 16  # elements in one block of every subsequence
 FORMS = (
     Form("odd", 77),
     Form("one element", 1, 6),
@@ -101,7 +102,7 @@ CHOICES: dict[str, tuple[dict[str, Any], ...]] = {
     "random_choice": ({"sums": (0.1, 0.1, 0.6, 0.9, 1.0)}, {"sums": (7.0,)}),
     "random_multinomial": ({"pvals": (0.2, 0.0, 0.5, 0.3), "n": 30}, {"pvals": (0.9, 0.1), "n": 1000}),
 }
-# Ranges that many words are one too many for, and all of a dtype's numbers.
+# Ranges for which many words are rejected, and the full ranges of dtypes.
 RANGES: dict[Any, tuple[dict[str, Any], ...]] = {
     I8: ({"low": -100, "high": 101}, {"low": -128, "high": 128}),
     U8: ({"high": 256},),
@@ -113,24 +114,24 @@ RANGES: dict[Any, tuple[dict[str, Any], ...]] = {
 FEW = 8
 NORMALS = ("random_normal", "random_lognormal")
 FEW_ROWS = 2000
-LARGEST = 7.0  # of a normal number of f32; of f64 8.6
-SINE = 2.0**-19  # error of sine and cosine by the fast units, in [0, 2 pi]
-SINGLE = 6e-6  # of a normal number that is drawn in f32
-SMALL_ROOT = 1e-4  # of a gamma number whose cube root is 1 - 0.95: others are off by 1e-5 of themselves at most
-LOG = 2.0**-22  # of a logarithm by the fast unit, of numbers from 0.5 on; of others it is relative
+LARGEST = 7.0  # the largest normal number in f32; in f64 8.6
+SINE = 2.0**-19  # error of the fast sine and cosine instructions, in [0, 2 pi]
+SINGLE = 6e-6  # error of a normal number that is drawn in f32
+SMALL_ROOT = 1e-4  # relative error of a gamma number whose cube root is 1 - 0.95; of others 1e-5 at most
+LOG = 2.0**-22  # error of the fast logarithm of numbers from 0.5 on; for smaller ones it is the relative error
 
 
-def request_of(op: str, dtype: Dtype, form: Form, given: dict[str, Any], device: Device, seed: int) -> Any:
-    """A request with memory for its result, and that memory."""
-    lists = {name: device.array(np.array(values)) for name, values in given.items() if isinstance(values, tuple)}
+def request_of(op: str, dtype: Dtype, form: Form, parameters: dict[str, Any], device: Device, seed: int) -> Any:
+    """A request with an output tensor, and the memory of that output."""
+    lists = {name: device.array(np.array(values)) for name, values in parameters.items() if isinstance(values, tuple)}
     size = min(form.size, FEW_ROWS) if op == "random_multinomial" and isinstance(form.size, int) else form.size
-    made = KINDS[op](device, size, seed, form.offset, out_dtype=dtype, **(given | lists))
-    memory = place(device, poison(dtype, made.outputs()["out"].shape), gap=0 if made.reads else form.gap)
-    return made.replace(out=memory.view), memory
+    request = KINDS[op](device, size, seed, form.offset, out_dtype=dtype, **(parameters | lists))
+    memory = place(device, poison(dtype, request.outputs()["out"].shape), gap=0 if request.reads else form.gap)
+    return request.replace(out=memory.view), memory
 
 
-def right(request: Any) -> Results:
-    """The numbers of a request."""
+def expected_results(request: Any) -> Results:
+    """The reference results of a request."""
     return evaluate_drawn(request) if request.op in MODES else evaluate(request)
 
 
@@ -139,32 +140,32 @@ def check(
     op: str,
     dtype: Dtype,
     form: Form,
-    given: dict[str, Any],
+    parameters: dict[str, Any],
     name: str,
     device: Device,
     rng: np.random.Generator,
 ) -> Any:
     """A case with a fresh seed."""
-    request, memory = request_of(op, dtype, form, given, device, int(rng.integers(2**63)))
+    request, memory = request_of(op, dtype, form, parameters, device, int(rng.integers(2**63)))
     if library == "curand" and op == "random_poisson":
         request = request.replace(library=library)
         anything = {"out": np.full(request.shape, np.inf)}
         return EventsCheck(name, request, {"out": np.zeros(request.shape)}, anything, (memory,))
-    expected = right(request)
+    expected = expected_results(request)
     return Check(name, request, expected, bounds(request, expected), (memory,))
 
 
 def bounds(request: Any, expected: Results) -> Results:
-    """How far numbers may be off: bits and what is a multiple of a power of 2 not at all."""
+    """Error bounds; 0 for integers and for multiples of a power of 2."""
     dtype, out = request.kind, expected["out"]
     if dtype.numpy.kind in "iu":
         return {"out": np.zeros(out.shape)}
     y, u = np.abs(out.astype(np.float64)), unit(dtype)
     if request.op in MODES:
         more = abs(request.mean) if hasattr(request, "mean") else 0.0
-        error = (2.0**-44 + (2 * u if dtype.itemsize == 2 else 0)) * (y + more)  # of functions of f64, by way of f32
+        error = (2.0**-44 + (2 * u if dtype.itemsize == 2 else 0)) * (y + more)  # of functions in f64, via f32
         if request.op == "random_truncated_normal" and request.standard[0] <= 0 <= request.standard[1]:
-            # Of a number near 0 the error is that of a normal one, whose cosine is near 0, or of a difference.
+            # Near 0 the absolute error is that of a normal number whose cosine is near 0, or of a difference.
             error = error + 1.25 * LARGEST * request.std * 8 * unit(F64)
         if is_single(request):
             error = error + single_error(request, y)
@@ -182,7 +183,7 @@ def bounds(request: Any, expected: Results) -> Results:
 
 
 def single_error(request: Any, y: Any) -> Any:
-    """How far numbers that are drawn in f32 may be off, by sines, cosines and logarithms of a GPU's fast units."""
+    """Error bounds of numbers drawn in f32 with a GPU's fast sine, cosine and logarithm instructions."""
     if request.op == "random_truncated_normal":
         most = max(abs(end) for end in (request.low, request.high, request.mean, *y.flat) if math.isfinite(end))
         return SINGLE * request.std + 4 * unit(F32) * (y + most)
@@ -191,27 +192,29 @@ def single_error(request: Any, y: Any) -> Any:
 
 @dataclass(frozen=True)
 class EventsCheck(Check):
-    """Numbers of events of cuRAND, whose way to them nobody says: their mean and their variance."""
+    """Checks the mean and the spread of cuRAND's Poisson numbers, because their algorithm is not documented."""
 
     def drawn(self, rng: np.random.Generator) -> Results:
-        """Numbers of events as they may be."""
+        """Possible results: Poisson numbers by NumPy."""
         request: Any = self.request
         return {"out": np.asarray(rng.poisson(request.lam, request.shape))}
 
     def verify(self, result: Tensor | tuple[Tensor, ...]) -> None:
-        given = result[0] if isinstance(result, tuple) else result
-        lam, found = self.request.lam, given.numpy().astype(np.float64)  # type: ignore[attr-defined]
+        out = result[0] if isinstance(result, tuple) else result
+        lam, numbers = self.request.lam, out.numpy().astype(np.float64)  # type: ignore[attr-defined]
         self._check_memory()
-        if not found.size:
+        if not numbers.size:
             return
-        off = abs(found.mean() - lam) / np.sqrt(lam / found.size)
-        beyond = np.abs(found - lam).max() / np.sqrt(lam)
+        off = abs(numbers.mean() - lam) / np.sqrt(lam / numbers.size)
+        beyond = np.abs(numbers - lam).max() / np.sqrt(lam)
         if off > 6 or beyond > 12:
-            raise Mismatch(f"{self.name}: the mean is {off:.1f} standard errors off, a number {beyond:.1f} deviations")
+            raise Mismatch(
+                f"{self.name}: the mean is {off:.1f} standard errors off, one number {beyond:.1f} deviations"
+            )
 
 
 def cases(row: Row) -> list[MadeCase]:
-    """Every form, with the choices in turn."""
+    """One case for each form, with the parameter choices in turn."""
     op, dtype = row.op, row.dtypes[0]
     choices, library = CHOICES.get(op, ({},)), row.stands_for or row.library
     if op == "random_integers":
@@ -226,13 +229,13 @@ def cases(row: Row) -> list[MadeCase]:
 
 # -- wrong results that every case must reject: see `dispatch/testing/mutations.py` --------------------
 def other(**changes: Callable[[Any], Any]) -> Callable[[Any], Results | None]:
-    """The numbers of a request with other fields; of few numbers some may be the same by chance."""
+    """The results of a request with changed fields; not for few numbers, which may be equal by chance."""
 
     def mutation(request: Any) -> Results | None:
         if request.count < FEW or request.op in ("random_poisson", "random_choice", "random_multinomial"):
-            return None  # whole numbers of which many are the same
+            return None  # integers, many of which are equal
         fields = {name: change(request) for name, change in changes.items()}
-        return None if None in fields.values() else right(request.replace(**fields))
+        return None if None in fields.values() else expected_results(request.replace(**fields))
 
     return mutation
 

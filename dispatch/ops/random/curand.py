@@ -1,7 +1,7 @@
-"""Random numbers by cuRAND's host API, which generates on a GPU or, by the same functions, in the host's memory.
+"""Random numbers by cuRAND's host API, which generates on a GPU or, with the same functions, in host memory.
 
-https://docs.nvidia.com/cuda/curand/host-api-overview.html. Uniform numbers between others than 0 and 1, and those of
-[0, 1), which cuRAND does not have, are made of its own by a kernel of one multiplication, or by NumPy.
+https://docs.nvidia.com/cuda/curand/host-api-overview.html. cuRAND has no uniform numbers with other bounds than 0 and 1
+or in [0, 1): a kernel with one multiplication, or NumPy, computes them from cuRAND's numbers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dispatch.libraries.curand.generators import (
 )
 from dispatch.libraries.nvrtc.kernel import loaded
 from dispatch.libraries.nvrtc.philox import QUAD, SUBSEQUENCES
-from dispatch.ops.random.groups import MOST_BLOCKS, THREADS
+from dispatch.ops.random.groups import MAX_BLOCKS, THREADS
 from dispatch.ops.random.reference import numpy_random, units
 
 if TYPE_CHECKING:
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 
 __all__ = ["curand_on_host", "curand_random", "philox_on_host"]
 
-WITH_COUNTERPART = {("random_bits", U32)} | {
+SAME_IN_CURAND = {("random_bits", U32)} | {
     (f"random_{name}", dtype) for name in ("uniform", "normal", "lognormal") for dtype in (F32, F64)
 }
 NORMAL = ("random_normal", "random_lognormal")
-PHILOX = 161  # of `curandRngType_t`
-ROW = QUAD * SUBSEQUENCES  # numbers of one block of each subsequence of Philox
-QUASI_DEFAULT = 201  # of `curandOrdering_t`
+PHILOX = 161  # CURAND_RNG_PSEUDO_PHILOX4_32_10
+ROW = QUAD * SUBSEQUENCES  # numbers in one block of every subsequence of Philox
+QUASI_DEFAULT = 201  # CURAND_ORDERING_QUASI_DEFAULT
 
 FINISH = r"""
 // In place: numbers in (0, 1], or words where HALF_OPEN, become low + (high - low) * u.
@@ -70,14 +70,14 @@ extern "C" __global__ void finish(NUMBER* out, unsigned long long count, double 
 
 
 def kind_of(request: Any) -> Kind:
-    """The generator that a request asks for."""
+    """The kind of generator of a request."""
     generator = request.generator
     ordering = QUASI_DEFAULT if generator.is_quasi else int(request.order)
     return Kind(int(generator), ordering, request.dimensions)
 
 
 class Generation:
-    """What a request has cuRAND generate, wherever that is: by which function, how many numbers, from where on."""
+    """A request in cuRAND's terms, on a GPU or the host: the function, the number of elements, and the positions."""
 
     def __init__(self, request: Any) -> None:
         double = request.kind is F64
@@ -86,8 +86,8 @@ class Generation:
         self.dtype, self.op = request.kind, request.op
         self.is_words = request.op == "random_uniform" and request.interval == "[0,1)"
         self.low, self.high = getattr(request, "low", 0.0), getattr(request, "high", 1.0)
-        self.is_finished = self.is_words or (request.op == "random_uniform" and (self.low, self.high) != (0, 1))
-        self.words = 2 if self.is_words and double else 1  # that are generated for each number
+        self.needs_finish = self.is_words or (request.op == "random_uniform" and (self.low, self.high) != (0, 1))
+        self.words = 2 if self.is_words and double else 1  # words that are generated for each number
         self.element = np.dtype(np.uint32) if self.is_words else request.kind.numpy
         self.is_wide = self.kind.number == PHILOX and double and not self.is_words
         self.is_even = request.op in NORMAL and not request.generator.is_quasi
@@ -95,9 +95,9 @@ class Generation:
         self._per_step = 2 if in_pairs else self.kind.dimensions  # numbers for each step of the offset
         ends = ("low", "high", "interval")
         self._numbers = tuple(float(getattr(request, name)) for name in request.parameters if name not in ends)
-        self._function = self._chosen(request, double)
+        self._function = self._curand_function(request, double)
 
-    def _chosen(self, request: Any, double: bool) -> Any:
+    def _curand_function(self, request: Any, double: bool) -> Any:
         if self.is_words or (request.op == "random_bits" and request.kind is U32):
             return curand.curandGenerate
         return {
@@ -109,11 +109,11 @@ class Generation:
         }[request.op]
 
     def pieces(self, seed: int, offset: int) -> list[tuple[SequencePosition, int]]:
-        """From where on how many numbers are generated, one piece behind the other.
+        """The consecutive pieces that are generated: position and count of each.
 
-        Numbers of 64 bits of Philox take two blocks of a subsequence, of which cuRAND's offset passes over one alone:
-        what is left of a row of subsequences is a piece of its own, and so the numbers of an offset are always those
-        that one call from the beginning would give there.
+        64-bit numbers of Philox take two blocks of a subsequence, but cuRAND's offset skips only one. So the rest of a
+        row of subsequences is a separate piece. This way the numbers at an offset are always the same that one call
+        from the beginning would generate there.
         """
         total = self.count * self.words
         if not self.is_wide:
@@ -127,15 +127,15 @@ class Generation:
         return [piece for piece in pieces if piece[1]]
 
     def padded_count(self, count: int) -> int:
-        """How many numbers are generated for so many: pseudo-random normal ones come in pairs."""
+        """The count rounded up to what cuRAND generates: pseudo-random normal numbers come in pairs."""
         return count + count % 2 if self.is_even else count
 
-    def end(self, place: SequencePosition, count: int) -> SequencePosition:
-        """Where cuRAND's generator stands then."""
-        return SequencePosition(place.seed, place.offset + count // self._per_step)
+    def end(self, position: SequencePosition, count: int) -> SequencePosition:
+        """The position of cuRAND's generator after it has generated `count` numbers."""
+        return SequencePosition(position.seed, position.offset + count // self._per_step)
 
     def call(self, c_handle: Any, address: int, count: int) -> None:
-        """Generate so many numbers to an address."""
+        """Generate `count` numbers at an address."""
         self._function(c_handle, ctypes.c_void_p(address), count, *self._numbers)
 
 
@@ -148,7 +148,7 @@ def curand_random(request: Any, executor: CudaExecutor, row: Row) -> Plan:
 
 
 class DevicePlan(Plan):
-    """A call of cuRAND. Nobody captures it: a replay would repeat its numbers, or continue where nobody expects it."""
+    """A call of cuRAND. It is not captured: a replay would repeat its numbers, or continue at another position."""
 
     __slots__ = ("_executor", "_finish", "_generation", "_generator", "_itemsize")
 
@@ -158,31 +158,31 @@ class DevicePlan(Plan):
         self._generator = device_generator(generation.kind, executor)
         self._itemsize = generation.element.itemsize
         self._finish: Callable[[int], None] | None = None
-        if generation.is_finished:
+        if generation.needs_finish:
             wide = generation.dtype is F64
-            chosen = (
+            options = (
                 f"-DNUMBER={'double' if wide else 'float'}",
                 f"-DHALF_OPEN={(8 if wide else 4) * generation.is_words}",
             )
-            function = loaded(FINISH, "finish", ("-std=c++17", *chosen), executor.device)
+            function = loaded(FINISH, "finish", ("-std=c++17", *options), executor.device)
             self._finish = partial(self._launch, ctypes.c_void_p(function))
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         out, seed, offset = (int(argument.real) for argument in arguments)
         generation, generator, at = self._generation, self._generator, out
         handle = generator.follow()
-        for place, wanted in generation.pieces(seed, offset):
-            count = generation.padded_count(wanted)
-            last, generator.place = generator.place, None  # of a call that raises nobody knows how far it came
-            seek(handle, generation.kind, last, place, self._skip)
-            size = wanted * self._itemsize
-            if count == wanted:
+        for position, needed in generation.pieces(seed, offset):
+            count = generation.padded_count(needed)
+            last, generator.position = generator.position, None  # if a call raises, the position is unknown
+            seek(handle, generation.kind, last, position, self._skip)
+            size = needed * self._itemsize
+            if count == needed:
                 generation.call(handle, at, count)
             else:
                 padded: Tensor = self._executor.empty((count,), (1,), generation.dtype)
                 generation.call(handle, padded.ptr, count)
                 driver.cuMemcpyDtoDAsync(at, padded.ptr, size, self._executor.target.value)
-            generator.place = generation.end(place, count)
+            generator.position = generation.end(position, count)
             at += size
         if self._finish is not None:
             self._finish(out)
@@ -193,26 +193,26 @@ class DevicePlan(Plan):
 
     def _launch(self, function: ctypes.c_void_p, out: int) -> None:
         generation = self._generation
-        taken = (
+        values = (
             *(ctypes.c_void_p(out), ctypes.c_uint64(generation.count)),
             *(ctypes.c_double(generation.low), ctypes.c_double(generation.high)),
         )
-        pointers = (ctypes.c_void_p * len(taken))(*map(ctypes.addressof, taken))
-        blocks = min(-(-generation.count // THREADS), MOST_BLOCKS)
+        pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+        blocks = min(-(-generation.count // THREADS), MAX_BLOCKS)
         driver.cuLaunchKernel(function, blocks, 1, 1, THREADS, 1, 1, 0, self._executor.target, pointers, None)
 
 
 # -- on the host ------------------------------------------------------------------------------------------------------
 def curand_on_host(request: Any, _: Any, row: Row) -> Plan:
-    """The plan of a request on the host; Refused where cuRAND is not installed."""
+    """The plan of a request on the host; Refused if cuRAND is not installed."""
     host_generator(kind_of(request))
     return HostPlan(row, capture_safe=False)
 
 
 def philox_on_host(request: Any, executor: Any, row: Row) -> Plan:
-    """The plan of what kernels of this library do on a GPU: by cuRAND where it has the same numbers, else by NumPy."""
-    has = (request.op, request.kind) in WITH_COUNTERPART and not words_of_library(request)
-    if has and request.library is None:
+    """The host plan for ops with kernels of this library: cuRAND if it generates the same numbers, else NumPy."""
+    is_same = (request.op, request.kind) in SAME_IN_CURAND and not curand_has_word_size(request)
+    if is_same and request.library is None:
         with suppress(Refused):
             return curand_on_host(request, executor, row)
     return numpy_random(request, executor, row)
@@ -230,42 +230,44 @@ class HostPlan(Plan):
             return
         target: Tensor = outputs.get("out", request.out)
         generation = Generation(request)
-        made, at = np.empty(request.count * generation.words, generation.element), 0
+        numbers, at = np.empty(request.count * generation.words, generation.element), 0
         generator = host_generator(generation.kind)
-        for place, wanted in generation.pieces(request.seed, request.offset):
-            count = generation.padded_count(wanted)
-            part = made[at : at + wanted] if count == wanted else np.empty(count, made.dtype)
+        for position, needed in generation.pieces(request.seed, request.offset):
+            count = generation.padded_count(needed)
+            part = numbers[at : at + needed] if count == needed else np.empty(count, numbers.dtype)
             call = partial(generation.call, address=part.ctypes.data, count=count)
-            generator.generate(place, generation.end(place, count), call)
-            made[at : at + wanted] = part[:wanted]
-            at += wanted
-        target.device.view(target)[...] = finished(generation, made).reshape(request.shape)
+            generator.generate(position, generation.end(position, count), call)
+            numbers[at : at + needed] = part[:needed]
+            at += needed
+        target.device.view(target)[...] = finished(generation, numbers).reshape(request.shape)
 
 
-def finished(generation: Generation, found: Array) -> Array:
-    """What is made of cuRAND's numbers."""
-    if not generation.is_finished:
-        return found
+def finished(generation: Generation, numbers: Array) -> Array:
+    """The results computed from cuRAND's numbers."""
+    if not generation.needs_finish:
+        return numbers
     if generation.is_words:
-        found = units(found.reshape(-1, generation.words), generation.dtype, "[0,1)")
-    low, high = (found.dtype.type(end) for end in (generation.low, generation.high))
-    return np.asarray(low + (high - low) * found)
+        numbers = units(numbers.reshape(-1, generation.words), generation.dtype, "[0,1)")
+    low, high = (numbers.dtype.type(end) for end in (generation.low, generation.high))
+    return np.asarray(low + (high - low) * numbers)
 
 
 # -- rules of the rows ------------------------------------------------------------------------------------------------
-def by_philox(request: Any) -> str:
-    """Kernels of this library draw from Philox, in the order of cuRAND's default, which was its order before, too."""
+def uses_philox(request: Any) -> str:
+    """Kernels of this library use Philox in the order that cuRAND has by default, which equals its legacy order."""
     name, order = request.generator.name, request.order.name
     if name != "PHILOX4_32_10":
         return f"needs bit_generator PHILOX4_32_10, has {name}"
     return "" if order in ("DEFAULT", "LEGACY") else f"needs ordering DEFAULT or LEGACY, has {order}"
 
 
-def words_of_library(request: Any) -> str:
-    """cuRAND gives words of 64 bits where the generator has such, and words of 32 where it has those."""
+def curand_has_word_size(request: Any) -> str:
+    """cuRAND generates words of 64 bits for 64-bit generators, else words of 32 bits."""
     is_64 = request.generator.is_64_bit
     if request.op == "random_uniform" and request.interval == "[0,1)":
-        pairs = request.kind is F64 and request.generator.name == "PHILOX4_32_10"  # cuRAND has them in another order
+        pairs = (
+            request.kind is F64 and request.generator.name == "PHILOX4_32_10"
+        )  # cuRAND generates them in another order
         return (
             f"needs interval (0,1] for {request.kind} of {request.generator.name}, has [0,1)" if is_64 or pairs else ""
         )
@@ -274,20 +276,20 @@ def words_of_library(request: Any) -> str:
     return f"needs {'u64' if is_64 else 'u32'} of {request.generator.name}, has {request.kind}"
 
 
-def some_events(request: Any) -> str:
-    """cuRAND's means."""
+def curand_has_mean(request: Any) -> str:
+    """cuRAND's range of means."""
     return "" if 0 < request.lam <= 400_000 else f"needs lam above 0 and 400000 at most, has {request.lam:g}"
 
 
-def begins_anew(request: Any) -> str:
-    """cuRAND's MTGP32 on a GPU gives other numbers of a seed once it was used (10.4, an H100), new states or not."""
+def restarts_sequence(request: Any) -> str:
+    """Once used, cuRAND's MTGP32 on a GPU gives other numbers for a seed, even with new states (10.4, H100)."""
     if request.device.is_host or request.generator.name != "MTGP32":
         return ""
-    return "needs a generator that begins its sequence anew: cuRAND's MTGP32 does so on the host alone"
+    return "needs a generator that can restart its sequence: cuRAND's MTGP32 can do so only on the host"
 
 
-def orders_of_library(request: Any) -> str:
-    """MTGP32 has one order; cuRAND's DYNAMIC is for XORWOW, MRG32K3A and Philox on a GPU alone, as BEST of MT19937."""
+def curand_has_ordering(request: Any) -> str:
+    """MTGP32 has one order. DYNAMIC (for XORWOW, MRG32K3A and Philox) and BEST of MT19937 exist only on a GPU."""
     name, order = request.generator.name, request.order.name
     if order == "BEST" and request.device.is_host and name == "MT19937":
         return f"needs ordering DEFAULT or LEGACY, has {order} of {name}"

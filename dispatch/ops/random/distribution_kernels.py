@@ -1,8 +1,8 @@
-"""The plans of numbers that are drawn element by element: which kernel a request takes, and how it is launched.
+"""The plans of numbers that are drawn element by element: the kernel of each request, and its launch.
 
-streams.py says where their bits come from. Integers of a range take a word each (bounded_integers.py), and so do counts
-that have a table (alias_table.py). Others are drawn by rejection, one element per thread: those of f32, f16 and bf16 in
-f32 where that accepts the same candidates (single_kernels.py), else in f64.
+streams.py documents the source of their bits. Bounded integers take one word each (bounded_integers.py), and so do
+Poisson and binomial numbers that have a table (alias_table.py). Others are drawn by rejection, one element per thread:
+f32, f16 and bf16 numbers in f32 if that accepts the same candidates (single_kernels.py), else in f64.
 """
 
 from __future__ import annotations
@@ -69,30 +69,30 @@ extern "C" __global__ void FUNCTION(
 #if MODE >= 7
     const double* list,
 #endif
-    Number* out, Whole seed, Whole offset, Whole count, Whole n, const DistributionParameters given,
+    Number* out, Whole seed, Whole offset, Whole count, Whole n, const DistributionParameters parameters,
     const unsigned* replays)
 {
-    const double* at = given.at;
+    const double* at = parameters.at;
     const Whole step = (Whole)gridDim.x * blockDim.x;
     const unsigned replay = replays ? *replays : 0;
     for (Whole i = (Whole)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += step) {
         Draw d = stream_of(seed, offset + i, replay);
 #if MODE == 1
-        STORE(poisson(d, given.hat));
+        STORE(poisson(d, parameters.hat));
 #elif MODE == 2
         STORE(at[0] > 0 ? exp(log_gamma(d, at[0])) * at[1] : 0.0);
 #elif MODE == 3
         STORE(beta(d, at[0], at[1]));
 #elif MODE == 4
-        // Where fewer trials fail than succeed, those that fail are counted.
-        STORE(n ? n - binomial_by_rejection(d, given.hat) : binomial_by_rejection(d, given.hat));
+        // If fewer trials fail than succeed, the failures are drawn.
+        STORE(n ? n - binomial_by_rejection(d, parameters.hat) : binomial_by_rejection(d, parameters.hat));
 #elif MODE == 5
         STORE(at[2] + at[3] * truncated(d, at[0], at[1]));
 #elif MODE == 6
-        if (n > SMALL) STORE(placed(seed, offset, replay, i, n));
-        else if (i == 0) ordered(d, out, count, n);
+        if (n > SMALL) STORE(permuted(seed, offset, replay, i, n));
+        else if (i == 0) shuffle(d, out, count, n);
 #elif MODE == 7
-        STORE(found(d, list, n));
+        STORE(chosen(d, list, n));
 #else
         outcomes(d, list, out + i * n, n, at[0]);
 #endif
@@ -101,14 +101,14 @@ extern "C" __global__ void FUNCTION(
 """
 COMMON = NUMBERS + PHILOX + STREAM + BELOW
 SOURCE = COMMON + METHODS + ORDERS + KERNEL
-OF_SINGLE = NUMBERS + PHILOX + STREAM + GROUPS + NEIGHBOURS + SINGLE
-METHODS_OF_SINGLE = {
+SINGLE_SOURCE = NUMBERS + PHILOX + STREAM + GROUPS + NEIGHBOURS + SINGLE
+SINGLE_METHODS = {
     "random_gamma": ("GammaShapes", "gamma"),
     "random_beta": ("GammaShapes", "beta"),
     "random_truncated_normal": ("TruncationBounds", "truncated"),
 }
-OF_TABLE = NUMBERS + PHILOX + STREAM + GROUPS + NEIGHBOURS + SUM + ALIAS
-OF_WORDS = COMMON + GROUPS + NEIGHBOURS + SUM + WORDS
+TABLE_SOURCE = NUMBERS + PHILOX + STREAM + GROUPS + NEIGHBOURS + SUM + ALIAS
+INTEGERS_SOURCE = COMMON + GROUPS + NEIGHBOURS + SUM + WORDS
 
 
 def nvrtc_draws(request: Any, executor: CudaExecutor, row: Row) -> Plan:
@@ -120,34 +120,34 @@ def nvrtc_draws(request: Any, executor: CudaExecutor, row: Row) -> Plan:
 
 
 def on_device(executor: CudaExecutor, table: AliasTable) -> Tensor:
-    """A table in memory of a plan, which is made outside of what is captured or recorded."""
-    made: Tensor = executor.empty(table.memory.shape, (1,), U32)
+    """A copy of a table on the device, for a plan. Plans are made outside of captures and recordings."""
+    copy: Tensor = executor.empty(table.memory.shape, (1,), U32)
     address, nbytes = table.memory.ctypes.data, table.memory.nbytes
-    driver.cuMemcpyHtoDAsync(made.ptr, address, nbytes, executor.stream.c_handle.value)
-    executor.stream.synchronize()  # the table may be gone before the copy is made
-    return made
+    driver.cuMemcpyHtoDAsync(copy.ptr, address, nbytes, executor.stream.c_handle.value)
+    executor.stream.synchronize()  # the table in host memory may be freed before the copy has run
+    return copy
 
 
 def draws_kernel(request: Any) -> Kernel:
     """The kernel for a request's op and dtype."""
     if request.op == "random_integers":
-        return _of_words(request.kind, not is_narrow(request))
+        return _integers_kernel(request.kind, not is_narrow(request))
     if is_single(request):
-        return _single(request.op, request.kind, is_by_quads(request))
+        return _single_kernel(request.op, request.kind, is_by_quads(request))
     if table_of(request) is not None:
-        return _of_table(request.op, request.kind)
-    return _by_rejection(request.op, request.kind)
+        return _table_kernel(request.op, request.kind)
+    return _rejection_kernel(request.op, request.kind)
 
 
 @cache
-def _of_words(kind: Any, is_wide: bool) -> Kernel:
+def _integers_kernel(kind: Any, is_wide: bool) -> Kernel:
     options = defined(NUMBER=TYPES[kind], WIDE=int(is_wide), FUNCTION="random_integers")
-    return Kernel(OF_WORDS, "random_integers", words_launch, options)
+    return Kernel(INTEGERS_SOURCE, "random_integers", words_launch, options)
 
 
 @cache
-def _by_rejection(op: str, kind: Any) -> Kernel:
-    chosen = {
+def _rejection_kernel(op: str, kind: Any) -> Kernel:
+    macros = {
         "NUMBER": (TYPES | NAMES)[kind],
         "SUM": "double" if kind is F64 else "float",
         "MODE": MODES[op],
@@ -155,56 +155,56 @@ def _by_rejection(op: str, kind: Any) -> Kernel:
         "SMALL": SMALL,
         "ROUNDS": ROUNDS,
     }
-    return Kernel(SOURCE, op, rejection_launch, defined(**chosen))
+    return Kernel(SOURCE, op, rejection_launch, defined(**macros))
 
 
 @cache
-def _of_table(op: str, kind: Any) -> Kernel:
-    return Kernel(OF_TABLE, op, table_launch, defined(NUMBER=TYPES[kind], FUNCTION=op))
+def _table_kernel(op: str, kind: Any) -> Kernel:
+    return Kernel(TABLE_SOURCE, op, table_launch, defined(NUMBER=TYPES[kind], FUNCTION=op))
 
 
 @cache
-def _single(op: str, kind: Any, by_quads: bool) -> Kernel:
-    given, method = METHODS_OF_SINGLE[op]
-    options = defined(NUMBER=NAMES[kind], FUNCTION=op, GIVEN=given, METHOD=method, BY_QUADS=int(by_quads))
-    return Kernel(OF_SINGLE, op, single_launch, options)
+def _single_kernel(op: str, kind: Any, by_quads: bool) -> Kernel:
+    parameters, method = SINGLE_METHODS[op]
+    options = defined(NUMBER=NAMES[kind], FUNCTION=op, PARAMETERS=parameters, METHOD=method, BY_QUADS=int(by_quads))
+    return Kernel(SINGLE_SOURCE, op, single_launch, options)
 
 
 def words_launch(request: Any) -> Launch:
-    """Of whole numbers of a range."""
+    """The launch for bounded integers."""
     return groups_launch(request, word_values(request))
 
 
 def table_launch(request: Any) -> Launch:
-    """Of counts by their table; its address comes last, where it is known."""
+    """The launch for numbers drawn by table; the plan sets the last argument, the table's address."""
     table = table_of(request)
     if table is None:
-        raise WorkerFailed("no table is made for such counts")
+        raise WorkerFailed("there is no table for this distribution")
     numbers = (request.count, table.first, table.bits)
     return groups_launch(request, (*map(ctypes.c_uint64, numbers), ctypes.c_void_p()))
 
 
 def rejection_launch(request: Any) -> Launch:
-    """Of what is drawn in f64."""
+    """The launch for numbers drawn in f64."""
     n, numbers = numbers_of(request)
-    given = DistributionParameters((ctypes.c_double * len(Hat._fields))(*numbers))
-    return elements_launch(request, (ctypes.c_uint64(request.count), ctypes.c_uint64(n), given))
+    parameters = DistributionParameters((ctypes.c_double * len(Hat._fields))(*numbers))
+    return elements_launch(request, (ctypes.c_uint64(request.count), ctypes.c_uint64(n), parameters))
 
 
 def single_launch(request: Any) -> Launch:
-    """Of what is drawn in f32."""
+    """The launch for numbers drawn in f32."""
     launch = groups_launch if is_by_quads(request) else elements_launch
     return launch(request, single_values(request))
 
 
 class DistributionParameters(ctypes.Structure):
-    """The numbers that a kernel is given."""
+    """The floating-point arguments of a kernel."""
 
     _fields_: ClassVar[Any] = [("at", ctypes.c_double * len(Hat._fields))]
 
 
 def numbers_of(request: Any) -> tuple[int, tuple[float, ...]]:
-    """What the kernel of an op takes: a whole number, and several others."""
+    """The arguments of an op's kernel: an integer, and several floating-point numbers."""
     op = request.op
     if op == "random_poisson":
         return 0, poisson_hat(float(request.lam))

@@ -1,9 +1,8 @@
-"""Requests for numbers that take as many random bits as each needs, of Philox alone: by rejection, or by a table.
+"""Requests for numbers that take a variable number of random bits, only from Philox: by rejection, or by a table.
 
-The methods are those of the papers: Walker's tables for Poisson and binomial numbers (1977), Hörmann's transformed
-rejection for those of a large variance (PTRS and BTRS, 1993), Marsaglia and Tsang's for gamma (2000), Robert's for
-truncated normal ones (1995), Lemire's for whole numbers in a range (2019). An element's bits follow from seed and
-offset + its index, and from nothing else.
+The published methods are: Walker's tables for Poisson and binomial numbers (1977), Hörmann's transformed rejection for
+those with a large variance (PTRS and BTRS, 1993), Marsaglia and Tsang's for gamma (2000), Robert's for truncated normal
+numbers (1995), Lemire's for bounded integers (2019). An element's bits depend only on the seed and on offset + index.
 """
 
 from __future__ import annotations
@@ -43,22 +42,22 @@ __all__ = [
     "random_truncated_normal",
 ]
 
-WHOLES = (I64, I32, U32, U64, U8, I8)
-MOST_TRIALS = 2**31 - 1
-LARGEST_SHAPE = 1e30  # of gamma: what is computed from it is finite
+INTEGER_DTYPES = (I64, I32, U32, U64, U8, I8)
+MAX_TRIALS = 2**31 - 1
+MAX_SHAPE = 1e30  # of gamma numbers: keeps all computed values finite
 
 
 @dataclass(frozen=True, eq=False)
 class RandomIntegersRequest(RandomRequest):
-    """Whole numbers of a range, of which all are exactly as likely.
+    """Integers in a range, all exactly equally likely.
 
     Attributes:
-        low, high: the first one, and the one behind the last, both as `out_dtype` has them (high may be one beyond).
+        low, high: the numbers are low, …, high - 1, all of which `out_dtype` can hold.
         out_dtype: i64, i32, u32, u64, u8 or i8.
     """
 
     op: ClassVar[str] = "random_integers"
-    kinds: ClassVar[tuple[Dtype, ...]] = WHOLES
+    kinds: ClassVar[tuple[Dtype, ...]] = INTEGER_DTYPES
     parameters: ClassVar[tuple[str, ...]] = ("low", "high")
 
     _: KW_ONLY
@@ -74,7 +73,7 @@ class RandomIntegersRequest(RandomRequest):
 
 @dataclass(frozen=True, eq=False)
 class RandomGammaRequest(RandomRequest):
-    """Gamma numbers, scale times those of a shape.
+    """Gamma numbers of a shape, times scale.
 
     Attributes:
         shape_parameter: 0 or more; the mean is this times scale.
@@ -89,13 +88,13 @@ class RandomGammaRequest(RandomRequest):
     scale: float = 1.0
 
     def check_parameters(self) -> None:
-        check_finite("shape_parameter", self.shape_parameter, low=0.0, high=LARGEST_SHAPE)
+        check_finite("shape_parameter", self.shape_parameter, low=0.0, high=MAX_SHAPE)
         check_finite("scale", self.scale, low=0.0)
 
 
 @dataclass(frozen=True, eq=False)
 class RandomBetaRequest(RandomRequest):
-    """Beta numbers, X / (X + Y) of gamma numbers of two shapes.
+    """Beta numbers, X / (X + Y) where X and Y are gamma numbers of two shapes.
 
     Attributes:
         a, b: the shapes, above 0.
@@ -110,16 +109,16 @@ class RandomBetaRequest(RandomRequest):
 
     def check_parameters(self) -> None:
         for name in self.parameters:
-            check_finite(name, getattr(self, name), low=2.0**-1000, high=LARGEST_SHAPE)
+            check_finite(name, getattr(self, name), low=2.0**-1000, high=MAX_SHAPE)
 
 
 @dataclass(frozen=True, eq=False)
 class RandomBinomialRequest(RandomRequest):
-    """How many of so many trials succeed.
+    """Binomial numbers: how many of n trials succeed.
 
     Attributes:
-        n: trials, from 0 to 2^31 - 1.
-        p: the probability of each to succeed, from 0 to 1.
+        n: the number of trials, from 0 to 2^31 - 1.
+        p: the probability of success, from 0 to 1.
         out_dtype: i64, i32 or u32.
     """
 
@@ -132,17 +131,17 @@ class RandomBinomialRequest(RandomRequest):
     p: float = 0.5
 
     def check_parameters(self) -> None:
-        check_int("n", self.n, 0, MOST_TRIALS)
+        check_int("n", self.n, 0, MAX_TRIALS)
         check_number("p", self.p, low=0.0, high=1.0)
 
 
 @dataclass(frozen=True, eq=False)
 class RandomTruncatedNormalRequest(RandomRequest):
-    """Normal numbers of a mean and a standard deviation, given that they lie between two bounds.
+    """Normal numbers of a mean and a standard deviation, conditional on lying between two bounds.
 
     Attributes:
-        low, high: the bounds, the first below the second; either may be infinite.
-        mean, std: of the normal numbers that are not cut off; std is above 0.
+        low, high: the bounds, low < high; either may be infinite.
+        mean, std: those of the normal distribution before truncation; std is above 0.
     """
 
     op: ClassVar[str] = "random_truncated_normal"
@@ -175,11 +174,12 @@ class RandomTruncatedNormalRequest(RandomRequest):
 class RandomPermutationRequest(RandomRequest):
     """The first numbers of 0, 1, …, n - 1 in a random order: a sample without replacement.
 
-    Of up to 1,024 by Fisher and Yates, each order as likely. Of more by a Feistel network of ten rounds of Philox, in
-    which each number finds its place alone (cycle walking): 2^64 seeds lead to as many orders at most.
+    For n up to 1,024 a Fisher-Yates shuffle is used, with all orders equally likely. For larger n a Feistel network of
+    ten Philox rounds computes the position of each number independently (cycle walking): 2^64 seeds give at most as
+    many orders.
 
     Attributes:
-        n: how many there are to put in order, at least as many as `size` says; None for those.
+        n: the size of the population, at least the number of elements of the result; None for that number.
         out_dtype: i64.
     """
 
@@ -194,20 +194,20 @@ class RandomPermutationRequest(RandomRequest):
         if self.n is not None:
             check_int("n", self.n, 0, MAX_OFFSET // 2)
             if self.count > self.n:
-                raise BadRequest("size", shown(self.size), f"{self.n} numbers at most, as n says: none comes twice")
+                raise BadRequest("size", shown(self.size), f"at most {self.n} numbers, because none is drawn twice")
 
     @property
     def population(self) -> int:
-        """How many are put in order."""
+        """The size of the population."""
         return self.count if self.n is None else self.n
 
 
 @dataclass(frozen=True, eq=False)
 class RandomChoiceRequest(RandomRequest):
-    """Places in a list, by their probabilities, found in their sums.
+    """Indices of a list, with given probabilities, by a search in the cumulative sums.
 
     Attributes:
-        sums: f64 of one axis, in C order: the sums of the probabilities from the first to each; the last need not be 1.
+        sums: f64 of one axis, in C order: the cumulative sums of the probabilities; the last need not be 1.
         out_dtype: i64.
     """
 
@@ -227,12 +227,12 @@ class RandomChoiceRequest(RandomRequest):
 
 @dataclass(frozen=True, eq=False)
 class RandomMultinomialRequest(RandomRequest):
-    """How many of n trials have each of several outcomes: binomial numbers of what the outcomes before have left.
+    """How many of n trials have each of several outcomes: a binomial number of the remaining trials for each outcome.
 
     Attributes:
-        pvals: f64 of one axis, in C order: the probability of each outcome; the last one gets what is left.
-        n: trials, from 0 to 2^31 - 1.
-        out_dtype: i64. The result has another axis behind those of `size`, the outcomes.
+        pvals: f64 of one axis, in C order: the probability of each outcome; the last outcome gets the remaining trials.
+        n: the number of trials, from 0 to 2^31 - 1.
+        out_dtype: i64. The result has one more axis after those of `size`: the outcomes.
     """
 
     op: ClassVar[str] = "random_multinomial"
@@ -250,21 +250,21 @@ class RandomMultinomialRequest(RandomRequest):
 
     def check_parameters(self) -> None:
         check_list("pvals", self.pvals)
-        check_int("n", self.n, 0, MOST_TRIALS)
+        check_int("n", self.n, 0, MAX_TRIALS)
 
     def outputs(self) -> dict[str, Output]:
-        made = super().outputs()["out"]
+        single = super().outputs()["out"]
         outcomes = 0 if self.pvals is None else self.pvals.size
-        return {"out": dense((*made.shape, outcomes), self.kind)}
+        return {"out": dense((*single.shape, outcomes), self.kind)}
 
 
 def check_list(name: str, tensor: Tensor | None) -> None:
-    """BadRequest for what is no list of f64."""
+    """BadRequest unless a tensor is a list of f64."""
     if tensor is None:
         raise BadRequest(name, "None", "a tensor of f64 with one axis")
     layout = tensor.layout
     if tensor.dtype is not F64 or len(tensor.shape) != 1 or not tensor.size or not layout.is_contiguous:
-        raise BadRequest(name, str(layout), "f64 of one axis with an element or more, in C order")
+        raise BadRequest(name, str(layout), "f64 of one axis with at least one element, in C order")
 
 
 random_integers = request_function(RandomIntegersRequest, "random_integers")

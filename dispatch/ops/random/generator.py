@@ -1,10 +1,11 @@
-"""`dispatch.random`: a generator with the methods of NumPy's, over cuRAND's generators and kernels of this library.
+"""`dispatch.random`: a generator with NumPy's methods, based on cuRAND's generators and kernels of this library.
 
     rng = dispatch.random.Generator(seed=7, device="cuda:0")
     x = rng.standard_normal((1000, 3), dtype="f64")
 
-The generator only counts, on the host: each method makes a request whose place in the sequence is a value. So the same
-seed gives the same numbers in the same order, whichever streams, workers or child processes carry the requests out.
+The generator only counts positions, on the host: each method makes a request that contains its position in the
+sequence. So the same seed gives the same numbers in the same order, whichever streams, workers or child processes run
+the requests.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from dispatch.errors import BadRequest
 from dispatch.keys import U64
 from dispatch.libraries.curand.generators import IN_PAIRS
 from dispatch.ops.random.distributions import RandomGammaRequest, RandomPermutationRequest, RandomTruncatedNormalRequest
-from dispatch.ops.random.generator_distributions import DRAWN, GeneratorOfDraws
+from dispatch.ops.random.generator_distributions import ELEMENTWISE, DistributionMethods
 from dispatch.ops.random.request import (
+    MAX_DIMENSIONS,
     MAX_SEED,
-    MOST_DIMENSIONS,
     BitGenerator,
     Ordering,
     RandomBitsRequest,
@@ -49,20 +50,20 @@ if TYPE_CHECKING:
 
 __all__ = ["BitGenerator", "Generator", "Ordering"]
 
-ROW = 1 << 20  # words: whole steps of all subsequences of each generator
+ROW = 1 << 20  # words: a multiple of one step of all subsequences, for each generator
 Size = int | tuple[int, ...] | None
 
 
 class Reservation(NamedTuple):
-    """Where elements begin that were taken, and the place before and behind them: unit, words and offset."""
+    """The offset of reserved elements, and the generator's position before and after them: unit, words and offset."""
 
     offset: int
     before: tuple[str, int, int]
-    behind: tuple[str, int, int]
+    after: tuple[str, int, int]
 
 
 class GeneratorPosition:
-    """How far a generator is: in elements of one kind, which take so many words of 32 bits each."""
+    """The position of a generator, in elements of one kind; each takes `words` words of 32 bits."""
 
     __slots__ = ("__weakref__", "lock", "offset", "unit", "words")
 
@@ -72,48 +73,47 @@ class GeneratorPosition:
         anew(self, "lock", threading.Lock)
 
     def reserve(self, unit: str, words: int, count: int) -> Reservation:
-        """The place of so many elements of a kind; behind those of another kind it begins with a new row."""
+        """Reserve `count` elements of a kind; after elements of another kind they begin at a new row."""
         with self.lock:
             before = self.unit, self.words, self.offset
             if self.unit and unit != self.unit:
                 used = self.offset * self.words
                 self.offset = -(-used // ROW) * ROW // words
             self.unit, self.words = unit, words
-            taken = self.offset
+            start = self.offset
             self.offset += count
-            return Reservation(taken, before, (unit, words, self.offset))
+            return Reservation(start, before, (unit, words, self.offset))
 
-    def give_back(self, taken: Reservation) -> None:
-        """Be where it was before elements were taken that nobody has drawn, unless others were taken since."""
+    def cancel(self, reservation: Reservation) -> None:
+        """Return to the position before a reservation that was not used, unless more was reserved since."""
         with self.lock:
-            if (self.unit, self.words, self.offset) == taken.behind:
-                self.unit, self.words, self.offset = taken.before
+            if (self.unit, self.words, self.offset) == reservation.after:
+                self.unit, self.words, self.offset = reservation.before
 
 
 @names_arguments
-class Generator(GeneratorOfDraws):
-    """Random numbers in NumPy's words, each call behind the one before in the sequence of a seed.
+class Generator(DistributionMethods):
+    """Random numbers with NumPy's method names; each call continues the sequence of a seed after the previous call.
 
     Args:
-        seed: from 0 to 2^64 - 1; None for one of the operating system's random bytes. Quasi-random generators have
-            none.
-        bit_generator: one of BitGenerator's, by its name: "philox", "xorwow", "mrg32k3a", "mtgp32", "mt19937",
+        seed: from 0 to 2^64 - 1; None for random bytes of the operating system. Quasi-random generators have no seed.
+        bit_generator: the name of a BitGenerator: "philox", "xorwow", "mrg32k3a", "mtgp32", "mt19937",
             "sobol32", "scrambled_sobol32", "sobol64", "scrambled_sobol64".
-        device: a Device or its name; None for the first GPU, or the host where there is none.
-        dimensions: of a quasi-random generator, whose results have them as their first axis.
-        offset: where to begin: how many numbers, or points, are passed over.
-        ordering: as cuRAND has it for pseudo-random generators: "default", "best", "legacy", "seeded", "dynamic".
-        library: "own" or "curand", to have that one's rows alone; None for the first that takes a request.
+        device: a Device or its name; None for the first GPU, or for the host if there is no GPU.
+        dimensions: the dimensions of a quasi-random generator; they are the first axis of its results.
+        offset: the start: how many numbers, or points, are skipped.
+        ordering: cuRAND's ordering of a pseudo-random generator: "default", "best", "legacy", "seeded", "dynamic".
+        library: "own" or "curand" to use only that library's rows; None for the first row that supports a request.
 
-    Methods give tensors of the device, of f32 unless `dtype` says otherwise, and take `out=`, a tensor in C order;
-    `size` None is a scalar. They are those of `numpy.random.Generator`, with the numbers of the bit generator chosen.
+    Methods return tensors on the device, in f32 unless `dtype` is given, and accept `out=`, a tensor in C order;
+    size=None is a scalar. They are the methods of `numpy.random.Generator`, with the numbers of the bit generator.
 
-    Guarantees: places are given out one behind the other, from whatever threads, and never twice; a call that is
-    refused takes none. Calls of one kind in turn give what one call would, of normal numbers, which come in pairs,
-    where each has an even count; and no two numbers of Philox share bits. Of XORWOW and MRG32K3A that is so of bits and
-    uniform numbers of 32 bits; for others the offset moves as cuRAND's own does, which may have the next call share
-    words with the last few thousand numbers. Copies, and child processes that are forked, count on for themselves: give
-    each one of `spawn`.
+    Guarantees: positions are assigned consecutively, from any threads, and never twice; a refused call takes none.
+    Consecutive calls of one kind return the same numbers as one call, for normal numbers, which come in pairs, if each
+    count is even. No two numbers of Philox share bits. For XORWOW and MRG32K3A this holds for bits and uniform numbers
+    of 32 bits; for their other numbers the offset advances like cuRAND's own, and the next call may share words with
+    the last few thousand numbers. Copies and forked child processes count independently: give each a generator from
+    `spawn`.
     """
 
     def __init__(
@@ -133,13 +133,13 @@ class Generator(GeneratorOfDraws):
         if seed is None:
             seed = 0 if quasi else int.from_bytes(os.urandom(8), sys.byteorder)
         if quasi and seed != 0:
-            hint = "offset= takes other points of its one sequence"
+            hint = "offset= selects other points of its only sequence"
             raise BadRequest("seed", shown(seed), f"None: {self.bit_generator.name} has no seed", hint)
         self._seed = check_int("seed", seed, 0, MAX_SEED)
         if not quasi and dimensions != 1:
             quasis = ", ".join(one.name.lower() for one in BitGenerator if one.is_quasi)
             raise BadRequest("dimensions", shown(dimensions), f"1: {quasis} have points of several dimensions")
-        self.dimensions = check_int("dimensions", dimensions, 1, MOST_DIMENSIONS)
+        self.dimensions = check_int("dimensions", dimensions, 1, MAX_DIMENSIONS)
         if not (device is None or isinstance(device, (Device, str))):
             raise BadRequest("device", shown(device), 'a Device or its name, such as "cuda:0" or "host"')
         self.device: Device = device if isinstance(device, Device) else device_of(device)
@@ -147,13 +147,13 @@ class Generator(GeneratorOfDraws):
             raise BadRequest("library", shown(library), f"{' or '.join(map(repr, LIBRARIES))}, or None")
         self.library = library
         self._position = GeneratorPosition(check_int("offset", offset, 0, 2**62))
-        self._path: tuple[int, ...] = ()  # of spawned ones, as NumPy's SeedSequence has it
+        self._path: tuple[int, ...] = ()  # the spawn_key, as in NumPy's SeedSequence
         self._spawned = 0
         self._root = self._seed
         self._requests = False
 
     def __reduce__(self) -> Any:
-        """What a copy, or one in another process, is made of: it goes on from here, for itself."""
+        """The state for a copy or a pickle, which continues from here independently."""
         kind = self.bit_generator, self.device.name, self.dimensions, self.ordering, self.library
         return _restored, (*kind, self.state, self._requests)
 
@@ -169,12 +169,12 @@ class Generator(GeneratorOfDraws):
 
     @property
     def offset(self) -> int:
-        """Where the next number of the kind drawn last begins; what `Generator(seed, offset=…)` goes on from."""
+        """The offset of the next number of the kind drawn last; `Generator(seed, offset=…)` continues from it."""
         return self._position.offset
 
     @property
     def state(self) -> dict[str, Any]:
-        """Where it is, in words and numbers that JSON takes; a generator of the same kind that is given it goes on."""
+        """The position as strings and numbers for JSON; assign it to a generator of the same kind to continue."""
         place = self._position
         with place.lock:
             return {
@@ -187,9 +187,9 @@ class Generator(GeneratorOfDraws):
     @state.setter
     def state(self, value: Any) -> None:
         if not isinstance(value, dict) or value.keys() != self.state.keys():
-            raise BadRequest("state", shown(value), "what `state` of a generator gave")
+            raise BadRequest("state", shown(value), "the `state` of a generator")
         if value["bit_generator"] != self.bit_generator.name:
-            raise BadRequest("state", f"that of {value['bit_generator']}", f"that of {self.bit_generator.name}")
+            raise BadRequest("state", f"the state of {value['bit_generator']}", f"a state of {self.bit_generator.name}")
         place = self._position
         with place.lock:
             self._seed = check_int("seed", value["seed"], 0, 0 if self.bit_generator.is_quasi else MAX_SEED)
@@ -199,9 +199,9 @@ class Generator(GeneratorOfDraws):
 
     @property
     def requests(self) -> Generator:
-        """This generator, with methods that give requests instead: for supervisors, workers, prepared calls.
+        """This generator, with methods that return requests instead: for supervisors, workers, prepared calls.
 
-        Their places are taken from the same sequence, as they are made.
+        They reserve positions in the same sequence when they are made.
         """
         other = object.__new__(Generator)
         vars(other).update(vars(self), _requests=True)
@@ -209,21 +209,21 @@ class Generator(GeneratorOfDraws):
 
     @property
     def library_used(self) -> str:
-        """The library that gives uniform numbers of f32 here: "own", "curand" or, on a host without it, "numpy"."""
+        """The library for uniform f32 numbers on this device: "own", "curand" or, on a host without cuRAND, "numpy"."""
         request = RandomUniformRequest(self.device, self.dimensions, self.seed, **self._choices())
         plan = self.device.executor().plan(request)
         return str(getattr(plan, "library", plan.row.library))
 
     def spawn(self, n_children: int) -> list[Generator]:
-        """Generators of other seeds, for streams, workers or ranks: the same from the same seed, in turn.
+        """Generators with other seeds, for streams, workers or ranks; equal seeds spawn equal generators in order.
 
         Seeds are those of `numpy.random.SeedSequence(seed).spawn(n)`, 64 bits of each child's. A quasi-random
-        generator has one sequence alone: give each part an `offset` of its own.
+        generator has only one sequence: give each part a different `offset`.
         """
         if self.bit_generator.is_quasi:
-            expected = "a pseudo-random generator: Generator(offset=…) gives each part points of its own"
+            expected = "a pseudo-random generator; use Generator(offset=…) to give each part different points"
             raise BadRequest("bit_generator", self.bit_generator.name, expected)
-        import numpy as np  # its random numbers are imported here alone
+        import numpy as np  # numpy.random is imported only here
 
         count = check_int("n_children", n_children, 0)
         children = []
@@ -239,13 +239,13 @@ class Generator(GeneratorOfDraws):
 
     # -- numbers ---------------------------------------------------------------------------------------------------
     def bits(self, size: Size = None, dtype: Any = None, *, out: Tensor | None = None) -> Tensor:
-        """Words of random bits, u32 or u64; of the 64-bit Sobol generators u64."""
+        """Words of random bits, u32 or u64; from the 64-bit Sobol generators u64."""
         return self._draw(BITS, size, dtype, out)
 
     def random(
         self, size: Size = None, dtype: Any = None, *, out: Tensor | None = None, interval: str = "(0,1]"
     ) -> Tensor:
-        """Uniform numbers in (0, 1], as cuRAND's are, or with interval="[0,1)" as NumPy's."""
+        """Uniform numbers in (0, 1], like cuRAND's, or with interval="[0,1)" like NumPy's."""
         return self._draw(UNIFORM, size, dtype, out, interval=interval)
 
     def uniform(
@@ -258,7 +258,7 @@ class Generator(GeneratorOfDraws):
         out: Tensor | None = None,
         interval: str = "(0,1]",
     ) -> Tensor:
-        """Uniform numbers between two, low + (high - low) · u with u of `random`."""
+        """Uniform numbers between low and high: low + (high - low) · u, with u as in `random`."""
         return self._draw(UNIFORM, size, dtype, out, low=low, high=high, interval=interval)
 
     def standard_normal(self, size: Size = None, dtype: Any = None, *, out: Tensor | None = None) -> Tensor:
@@ -274,27 +274,29 @@ class Generator(GeneratorOfDraws):
     def lognormal(
         self, mean: float = 0.0, sigma: float = 1.0, size: Size = None, dtype: Any = None, *, out: Tensor | None = None
     ) -> Tensor:
-        """Numbers whose logarithms are normal, of this mean and standard deviation."""
+        """Numbers whose logarithms are normal, with this mean and standard deviation."""
         return self._draw(LOGNORMAL, size, dtype, out, mean=mean, std=sigma)
 
     def exponential(
         self, scale: float = 1.0, size: Size = None, dtype: Any = None, *, out: Tensor | None = None
     ) -> Tensor:
-        """Exponential numbers of a mean."""
+        """Exponential numbers with the mean `scale`."""
         return self._draw(EXPONENTIAL, size, dtype, out, scale=scale)
 
     def poisson(self, lam: float = 1.0, size: Size = None, *, out: Tensor | None = None) -> Tensor:
-        """How many events there are where `lam` are expected, as u32."""
+        """Poisson numbers with the mean `lam`, as u32."""
         return self._draw(POISSON, size, None, out, lam=lam)
 
-    # -- how -------------------------------------------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------------------------------
     def _choices(self) -> dict[str, Any]:
         choices = {"bit_generator": self.bit_generator, "ordering": self.ordering}
         return {**choices, "dimensions": self.dimensions, "library": self.library}
 
-    def _draw(self, ways: tuple[Any, Any], size: Size, dtype: Any, out: Tensor | None, **numbers: Any) -> Tensor:
-        """The next numbers of a kind: by its request function, or as a request of its class."""
-        function, kind = ways
+    def _draw(
+        self, function_and_kind: tuple[Any, Any], size: Size, dtype: Any, out: Tensor | None, **numbers: Any
+    ) -> Tensor:
+        """The next numbers of a kind, by its request function; or a request of its class."""
+        function, kind = function_and_kind
         if out is not None and not (hasattr(out, "shape") and hasattr(out, "dtype")):
             raise BadRequest("out", shown(out), "a Tensor")
         if size is None:
@@ -308,27 +310,28 @@ class Generator(GeneratorOfDraws):
         else:
             dtype = self._default_dtype(kind)
         count = math.prod(shape)
-        taken = self._reserve(kind, max(count, numbers["n"]) if kind is RandomPermutationRequest else count, dtype)
-        way = kind if self._requests else function
+        needed = max(count, numbers["n"]) if kind is RandomPermutationRequest else count
+        reservation = self._reserve(kind, needed, dtype)
+        offset, make = reservation.offset, kind if self._requests else function
         try:
-            made: Tensor = way(
-                self.device, shape, self._seed, taken.offset, out_dtype=dtype, out=out, **self._choices(), **numbers
+            result: Tensor = make(
+                self.device, shape, self._seed, offset, out_dtype=dtype, out=out, **self._choices(), **numbers
             )
         except Exception as error:
-            self._position.give_back(taken)
-            meant = METHOD_DOCS.get(kind, {}) | METHOD_DOCS[None]
-            if isinstance(error, BadRequest) and error.operand in meant:  # the caller said it by NumPy's name
-                raise error.renamed(meant) from None
+            self._position.cancel(reservation)
+            method_names = METHOD_ARGUMENTS.get(kind, {}) | METHOD_ARGUMENTS[None]
+            if isinstance(error, BadRequest) and error.operand in method_names:  # report the method's argument name
+                raise error.renamed(method_names) from None
             raise
-        return made
+        return result
 
     def _default_dtype(self, kind: Any) -> Dtype:
-        """The dtype of numbers where none is said."""
-        usual: Dtype = U64 if kind is RandomBitsRequest and self.bit_generator.is_64_bit else kind.kinds[0]
-        return usual
+        """The dtype of numbers if the caller gives none."""
+        default: Dtype = U64 if kind is RandomBitsRequest and self.bit_generator.is_64_bit else kind.kinds[0]
+        return default
 
     def _reserve(self, kind: Any, count: int, dtype: Dtype) -> Reservation:
-        """The place of so many numbers of a kind: behind the last, as cuRAND's own generator would go on."""
+        """Reserve `count` numbers of a kind after the last ones, as cuRAND's own generator would continue."""
         if self.bit_generator.is_quasi:
             return self._position.reserve("", 1, count // self.dimensions)
         is_normal = issubclass(kind, RandomNormalRequest)
@@ -336,7 +339,7 @@ class Generator(GeneratorOfDraws):
         if self.bit_generator is not BitGenerator.PHILOX4_32_10:
             in_pairs = is_normal and int(self.bit_generator) in IN_PAIRS
             return self._position.reserve("", 1, count // 2 if in_pairs else count)
-        words = 2 if dtype.itemsize == 8 and kind not in (*DRAWN, RandomPoissonRequest) else 1
+        words = 2 if dtype.itemsize == 8 and kind not in (*ELEMENTWISE, RandomPoissonRequest) else 1
         return self._position.reserve(f"{words} words", words, count)
 
 
@@ -349,11 +352,11 @@ def _restored(
     state: dict[str, Any],
     requests: bool,
 ) -> Generator:
-    """A generator as it was when it was copied."""
+    """A generator with the state of the copied one."""
     seed = None if bit_generator.is_quasi else 0
-    made = Generator(seed, bit_generator, device=device, dimensions=dimensions, ordering=ordering, library=library)
-    made.state = state
-    return made.requests if requests else made
+    restored = Generator(seed, bit_generator, device=device, dimensions=dimensions, ordering=ordering, library=library)
+    restored.state = state
+    return restored.requests if requests else restored
 
 
 LIBRARIES = ("own", "curand")
@@ -363,8 +366,8 @@ NORMAL = random_normal, RandomNormalRequest
 LOGNORMAL = random_lognormal, RandomLognormalRequest
 EXPONENTIAL = random_exponential, RandomExponentialRequest
 POISSON = random_poisson, RandomPoissonRequest
-# What NumPy, and so a method, calls the fields of requests.
-METHOD_DOCS: dict[Any, dict[str, str]] = {
+# The argument names of methods, which are NumPy's, for fields of requests.
+METHOD_ARGUMENTS: dict[Any, dict[str, str]] = {
     None: {"out_dtype": "dtype"},
     RandomNormalRequest: {"mean": "loc", "std": "scale"},
     RandomLognormalRequest: {"std": "sigma"},

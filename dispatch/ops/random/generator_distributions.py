@@ -1,4 +1,4 @@
-"""The methods of `dispatch.random.Generator` whose numbers are drawn by rejection, or in an order: of Philox alone."""
+"""The methods of `dispatch.random.Generator` whose numbers are drawn element by element, only from Philox."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dispatch.checks import as_array, as_python_ints, check_bool, check_int, che
 from dispatch.errors import BadRequest
 from dispatch.keys import I64
 from dispatch.ops.random.distributions import (
-    LARGEST_SHAPE,
+    MAX_SHAPE,
     RandomBetaRequest,
     RandomBinomialRequest,
     RandomChoiceRequest,
@@ -33,18 +33,20 @@ if TYPE_CHECKING:
     from dispatch.device.device import Device
     from dispatch.device.tensor import Tensor
 
-__all__ = ["DRAWN", "GeneratorOfDraws"]
+__all__ = ["ELEMENTWISE", "DistributionMethods"]
 
 Size = int | tuple[int, ...] | None
 
 
-class GeneratorOfDraws:
-    """What a generator draws element by element, each with a stream of its own."""
+class DistributionMethods:
+    """The methods that draw element by element, with a separate stream for each element."""
 
     device: Device
 
     @abstractmethod
-    def _draw(self, ways: tuple[Any, Any], size: Size, dtype: Any, out: Tensor | None, **numbers: Any) -> Tensor:
+    def _draw(
+        self, function_and_kind: tuple[Any, Any], size: Size, dtype: Any, out: Tensor | None, **numbers: Any
+    ) -> Tensor:
         """The next numbers of a kind."""
 
     def integers(
@@ -57,7 +59,7 @@ class GeneratorOfDraws:
         *,
         out: Tensor | None = None,
     ) -> Tensor:
-        """Whole numbers from low to high - 1, to high itself with `endpoint`; from 0 on where `high` is None. i64."""
+        """Integers from low to high - 1, or to high with `endpoint`; from 0 to low - 1 if `high` is None. i64."""
         if high is None:
             low, high = 0, low
         check_bool("endpoint", endpoint)
@@ -78,8 +80,8 @@ class GeneratorOfDraws:
         return self._draw(GAMMA, size, dtype, out, shape_parameter=shape)
 
     def chisquare(self, df: float, size: Size = None, dtype: Any = None, *, out: Tensor | None = None) -> Tensor:
-        """Sums of the squares of `df` normal numbers, which need not be a whole one: gamma numbers."""
-        check_number("df", df, low=0.0, high=2 * LARGEST_SHAPE)
+        """Chi-square numbers: sums of the squares of `df` normal numbers; `df` need not be an integer."""
+        check_number("df", df, low=0.0, high=2 * MAX_SHAPE)
         return self._draw(GAMMA, size, dtype, out, shape_parameter=df / 2, scale=2.0)
 
     def beta(self, a: float, b: float, size: Size = None, dtype: Any = None, *, out: Tensor | None = None) -> Tensor:
@@ -93,11 +95,11 @@ class GeneratorOfDraws:
     def multinomial(self, n: int, pvals: Any, size: Size = None, *, out: Tensor | None = None) -> Tensor:
         """How many of n trials have each outcome, along a last axis, as i64.
 
-        `pvals` are the outcomes' probabilities, which sum to 1.
+        `pvals` are the probabilities of the outcomes; they sum to 1.
         """
-        listed = self._probabilities("pvals", pvals)
+        probabilities = self._probabilities("pvals", pvals)
         rows = out.shape[:-1] if size is None and out is not None else size
-        return self._draw(MULTINOMIAL, rows, I64, out, n=n, pvals=self.device.array(listed))
+        return self._draw(MULTINOMIAL, rows, I64, out, n=n, pvals=self.device.array(probabilities))
 
     def truncated_normal(
         self,
@@ -110,7 +112,7 @@ class GeneratorOfDraws:
         *,
         out: Tensor | None = None,
     ) -> Tensor:
-        """Normal numbers of a mean and a standard deviation, given that they lie between two bounds."""
+        """Normal numbers of a mean and a standard deviation, conditional on lying between two bounds."""
         return self._draw(TRUNCATED, size, dtype, out, low=low, high=high, mean=loc, std=scale)
 
     def permutation(self, x: int, *, out: Tensor | None = None) -> Tensor:
@@ -120,27 +122,27 @@ class GeneratorOfDraws:
     def choice(
         self, a: int, size: Size = None, replace: bool = True, p: Any = None, *, out: Tensor | None = None
     ) -> Tensor:
-        """Numbers below `a`, each as likely or with the probabilities `p`, as i64.
+        """Integers below `a`, equally likely or with the probabilities `p`, as i64.
 
-        With replace=False none comes twice, and none may have a probability of its own.
+        With replace=False no number is drawn twice, and `p` must be None.
         """
         a = check_int("a", a, 1, 2**40)
         check_bool("replace", replace)
         if p is None:
-            ways = INTEGERS if replace else PERMUTATION
-            return self._draw(ways, size, I64, out, **({"low": 0, "high": a} if replace else {"n": a}))
+            function_and_kind = INTEGERS if replace else PERMUTATION
+            return self._draw(function_and_kind, size, I64, out, **({"low": 0, "high": a} if replace else {"n": a}))
         if not replace:
             hint = "replace=True, or p=None"
             raise BadRequest("p", "probabilities of a sample without replacement", "None", hint)
-        listed = self._probabilities("p", p)
-        if len(listed) != a:
-            raise BadRequest("p", f"{len(listed)} probabilities", f"{a}, as a says")
-        return self._draw(CHOICE, size, I64, out, sums=self.device.array(listed.cumsum()))
+        probabilities = self._probabilities("p", p)
+        if len(probabilities) != a:
+            raise BadRequest("p", f"{len(probabilities)} probabilities", f"a = {a} probabilities")
+        return self._draw(CHOICE, size, I64, out, sums=self.device.array(probabilities.cumsum()))
 
     def _probabilities(self, name: str, given: Any) -> Any:
-        """A list of f64 that sums to 1, as near as its dtype tells: to the square root of roundoff, as NumPy has it."""
+        """Probabilities as f64 that sum to 1 within the square root of their dtype's epsilon, as in NumPy."""
         import numpy as np
-        from ml_dtypes import finfo  # which NumPy's bf16 has
+        from ml_dtypes import finfo  # supports bf16
 
         array = as_array(name, given)
         if array.dtype.kind == "c":
@@ -153,9 +155,7 @@ class GeneratorOfDraws:
             raise BadRequest(name, shown(listed[~((listed >= 0) & (listed <= 1))][0].item()), "numbers from 0 to 1")
         eps = finfo(array.dtype if rounded else np.float64).eps  # type: ignore[no-untyped-call]
         if abs(listed.sum() - 1) > math.sqrt(eps):
-            raise BadRequest(
-                name, f"probabilities that sum to {listed.sum():.9g}", "those of all cases, which sum to 1"
-            )
+            raise BadRequest(name, f"probabilities that sum to {listed.sum():.9g}", "probabilities that sum to 1")
         return listed / listed.sum() if rounded else listed
 
 
@@ -167,5 +167,5 @@ MULTINOMIAL = random_multinomial, RandomMultinomialRequest
 TRUNCATED = random_truncated_normal, RandomTruncatedNormalRequest
 PERMUTATION = random_permutation, RandomPermutationRequest
 CHOICE = random_choice, RandomChoiceRequest
-# An element takes a place alone, and as many bits as it needs of a stream of its own.
-DRAWN = {kind for _, kind in (INTEGERS, GAMMA, BETA, BINOMIAL, MULTINOMIAL, TRUNCATED, PERMUTATION, CHOICE)}
+# Each element takes one position, and as many bits as it needs from its own stream.
+ELEMENTWISE = {kind for _, kind in (INTEGERS, GAMMA, BETA, BINOMIAL, MULTINOMIAL, TRUNCATED, PERMUTATION, CHOICE)}

@@ -1,8 +1,7 @@
-"""What is drawn by rejection in f64, in CUDA C++: from an element's own stream, with uniform numbers of 53 bits.
+"""Rejection methods in f64, in CUDA C++: each element uses its own stream and uniform numbers of 53 bits.
 
-Poisson and binomial numbers are those of a variance that no table (alias_table.py) is made for, and those that
-multinomial ones are made of. The methods are those that distributions.py names; `reference_distributions.py` does the
-same with NumPy, step by step.
+Poisson and binomial numbers are drawn here if their variance is too large for a table (alias_table.py), or as parts of
+multinomial numbers. distributions.py cites the methods; `reference_distributions.py` does the same steps in NumPy.
 """
 
 from __future__ import annotations
@@ -26,46 +25,46 @@ __device__ double gaussian(Draw& d)
 #endif
 }
 
-// log(k!) by Stirling's series, from 10 on.
+// log(k!) by Stirling's series for arguments of at least 10.
 __device__ double log_factorial(double k)
 {
-    double x = k + 1, passed = 1;
-    for (; x < 10; x += 1) passed *= x;
+    double x = k + 1, factor = 1;
+    for (; x < 10; x += 1) factor *= x;
     const double r = 1 / (x * x);
     const double rest = (1.0 / 12 - r * (1.0 / 360 - r * (1.0 / 1260 - r * (1.0 / 1680 - r / 1188)))) / x;
-    return (x - 0.5) * log(x) - x + 0.9189385332046727 + rest - log(passed);
+    return (x - 0.5) * log(x) - x + 0.9189385332046727 + rest - log(factor);
 }
 
-// Of Hoermann's transformed rejection what hangs on the parameters alone; of Poisson numbers n is the mean, log_odds
-// its logarithm.
-struct Hat { double a, b, center, sure, alpha, n, mode, top, log_odds; };
+// The constants of Hoermann's transformed rejection for given parameters. For Poisson numbers n is the mean, and
+// log_odds its logarithm.
+struct Hat { double a, b, center, accept_below, alpha, n, mode, top, log_odds; };
 
-// Poisson numbers of a mean of 10 or more.
+// Poisson numbers with a mean of at least 10.
 __device__ double poisson(Draw& d, const Hat& h)
 {
     for (;;) {
         const double u = unit(d) - 0.5, v = unit(d), us = 0.5 - (u < 0 ? -u : u);
         const double k = floor((2 * h.a / us + h.b) * u + h.center);
-        if (us >= 0.07 && v <= h.sure) return k;
+        if (us >= 0.07 && v <= h.accept_below) return k;
         if (k < 0 || (us < 0.013 && v > us)) continue;
         if (log(v * h.alpha / (h.a / (us * us) + h.b)) <= k * h.log_odds - h.n - log_factorial(k)) return k;
     }
 }
 
-// Binomial numbers of n p of 10 or more.
+// Binomial numbers with n p of at least 10.
 __device__ double binomial_by_rejection(Draw& d, const Hat& h)
 {
     for (;;) {
         const double u = unit(d) - 0.5, v = unit(d), us = 0.5 - (u < 0 ? -u : u);
         const double k = floor((2 * h.a / us + h.b) * u + h.center);
-        if (us >= 0.07 && v <= h.sure) return k;
+        if (us >= 0.07 && v <= h.accept_below) return k;
         if (!(k >= 0 && k <= h.n)) continue;
         const double height = h.top - log_factorial(k) - log_factorial(h.n - k);
         if (log(v * h.alpha / (h.a / (us * us) + h.b)) <= height + (k - h.mode) * h.log_odds) return k;
     }
 }
 
-// Of parameters that only the thread knows.
+// The constants for parameters that are computed by the thread.
 __device__ Hat hat_of(double n, double p)
 {
     const double q = 1 - p, spread = sqrt(n * p * q), b = 1.15 + 2.53 * spread, mode = floor((n + 1) * p);
@@ -73,7 +72,7 @@ __device__ Hat hat_of(double n, double p)
     h.a = -0.0873 + 0.0248 * b + 0.01 * p;
     h.b = b;
     h.center = n * p + 0.5;
-    h.sure = 0.92 - 4.2 / b;
+    h.accept_below = 0.92 - 4.2 / b;
     h.alpha = (2.83 + 5.1 / b) * spread;
     h.n = n;
     h.mode = mode;
@@ -103,7 +102,7 @@ __device__ double binomial(Draw& d, double n, double p)
     return p > 0.5 ? n - k : k;
 }
 
-// A gamma number of a shape of 1 or more.
+// A gamma number with a shape of at least 1.
 __device__ double large_gamma(Draw& d, double shape)
 {
     const double w = shape - 1.0 / 3, c = 1 / sqrt(9 * w);
@@ -115,7 +114,7 @@ __device__ double large_gamma(Draw& d, double shape)
     }
 }
 
-// The logarithm, for of a small shape the number itself may be too small.
+// The logarithm of a gamma number: with a small shape the number itself may underflow.
 __device__ double log_gamma(Draw& d, double shape)
 {
     if (shape >= 1) return log(large_gamma(d, shape));
@@ -129,7 +128,7 @@ __device__ double beta(Draw& d, double a, double b)
     return 1 / (1 + exp(y - x));
 }
 
-// A normal number from a positive low end on.
+// A normal number above a positive lower bound.
 __device__ double truncated_tail(Draw& d, double low, double high)
 {
     const double root = sqrt(low * low + 4), rate = (low + root) / 2;
@@ -159,12 +158,12 @@ __device__ double truncated(Draw& d, double low, double high)
 
 
 class Hat(NamedTuple):
-    """What hangs on the parameters of a Poisson or binomial distribution alone, as in the kernel."""
+    """The constants of transformed rejection for a Poisson or binomial distribution, as in the kernel."""
 
     a: float
     b: float
     center: float
-    sure: float
+    accept_below: float
     alpha: float
     n: float
     mode: float
@@ -173,28 +172,28 @@ class Hat(NamedTuple):
 
 
 def poisson_hat(lam: float) -> Hat:
-    """Of a mean of 10 or more."""
+    """For a mean of at least 10."""
     b = 0.931 + 2.53 * math.sqrt(lam)
-    sure, alpha = 0.9277 - 3.6224 / (b - 2), 1.1239 + 1.1328 / (b - 3.4)
-    return Hat(-0.059 + 0.02483 * b, b, lam + 0.43, sure, alpha, lam, 0.0, 0.0, math.log(lam))
+    accept_below, alpha = 0.9277 - 3.6224 / (b - 2), 1.1239 + 1.1328 / (b - 3.4)
+    return Hat(-0.059 + 0.02483 * b, b, lam + 0.43, accept_below, alpha, lam, 0.0, 0.0, math.log(lam))
 
 
 def binomial_hat(n: float, p: float) -> Hat:
-    """Of p up to 1/2, n p of 10 or more."""
+    """For p up to 1/2 and n p of at least 10."""
     q = 1 - p
     spread = math.sqrt(n * p * q)
     b = 1.15 + 2.53 * spread
     mode = math.floor((n + 1) * p)
     alpha, top = (2.83 + 5.1 / b) * spread, log_factorial(mode) + log_factorial(n - mode)
-    a, sure = -0.0873 + 0.0248 * b + 0.01 * p, 0.92 - 4.2 / b
-    return Hat(a, b, n * p + 0.5, sure, alpha, n, mode, top, math.log(p / q))
+    a, accept_below = -0.0873 + 0.0248 * b + 0.01 * p, 0.92 - 4.2 / b
+    return Hat(a, b, n * p + 0.5, accept_below, alpha, n, mode, top, math.log(p / q))
 
 
 def log_factorial(k: float) -> float:
-    """log(k!) by Stirling's series, from 10 on, as in the kernel."""
-    x, passed = k + 1.0, 1.0
+    """log(k!) by Stirling's series for arguments of at least 10, as in the kernel."""
+    x, factor = k + 1.0, 1.0
     while x < 10:
-        passed, x = passed * x, x + 1
+        factor, x = factor * x, x + 1
     r = 1 / (x * x)
     rest = (1 / 12 - r * (1 / 360 - r * (1 / 1260 - r * (1 / 1680 - r / 1188)))) / x
-    return (x - 0.5) * math.log(x) - x + 0.9189385332046727 + rest - math.log(passed)
+    return (x - 0.5) * math.log(x) - x + 0.9189385332046727 + rest - math.log(factor)

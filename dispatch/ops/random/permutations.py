@@ -1,15 +1,16 @@
-"""Random orders, choices and outcomes, in CUDA C++, from streams of words and, of outcomes, binomial numbers."""
+"""Permutations, choices and multinomial numbers in CUDA C++, from streams of words and binomial numbers."""
 
 from __future__ import annotations
 
 __all__ = ["ORDERS", "ROUNDS", "SMALL"]
 
-SMALL = 1024  # as many are put in order by Fisher and Yates
-ROUNDS = 10  # of the Feistel network for more
+SMALL = 1024  # populations up to this size are permuted by a Fisher-Yates shuffle
+ROUNDS = 10  # rounds of the Feistel network for larger populations
 
 ORDERS = r"""
-// Where a number goes in a random order of n of them: a Feistel network over the next power of 2, until it is below n.
-__device__ Whole placed(Whole seed, Whole offset, unsigned replay, Whole number, Whole n)
+// The image of a number under a random permutation of n numbers: a Feistel network over the next power of 2, repeated
+// until the result is below n.
+__device__ Whole permuted(Whole seed, Whole offset, unsigned replay, Whole number, Whole n)
 {
     int bits = 2;
     while ((Whole)1 << bits < n) ++bits;
@@ -17,10 +18,10 @@ __device__ Whole placed(Whole seed, Whole offset, unsigned replay, Whole number,
     const Whole low_mask = ((Whole)1 << low_bits) - 1, high_mask = ((Whole)1 << (bits - low_bits)) - 1;
     do {
         Whole low = number & low_mask, high = number >> low_bits;
-        for (unsigned turn = 0; turn < ROUNDS; ++turn) {
-            const Whole half = turn % 2 ? high : low, at = offset + half;
-            const Block block = philox(turn, (unsigned)at, (unsigned)(at >> 32), 0x80000000u | replay, seed);
-            if (turn % 2) low ^= block.at[0] & low_mask;
+        for (unsigned step = 0; step < ROUNDS; ++step) {
+            const Whole half = step % 2 ? high : low, at = offset + half;
+            const Block block = philox(step, (unsigned)at, (unsigned)(at >> 32), 0x80000000u | replay, seed);
+            if (step % 2) low ^= block.at[0] & low_mask;
             else high ^= block.at[0] & high_mask;
         }
         number = high << low_bits | low;
@@ -28,8 +29,8 @@ __device__ Whole placed(Whole seed, Whole offset, unsigned replay, Whole number,
     return number;
 }
 
-// Of few the first ones in a random order, by one thread.
-__device__ void ordered(Draw& d, long long* out, Whole count, Whole n)
+// The first `count` numbers of a random permutation of few numbers, by one thread.
+__device__ void shuffle(Draw& d, long long* out, Whole count, Whole n)
 {
     unsigned short all[SMALL];
     for (unsigned i = 0; i < n; ++i) all[i] = (unsigned short)i;
@@ -41,8 +42,8 @@ __device__ void ordered(Draw& d, long long* out, Whole count, Whole n)
     }
 }
 
-// The first of the sums above u times the last one.
-__device__ Whole found(Draw& d, const double* sums, Whole n)
+// The index of the first sum above u times the last sum.
+__device__ Whole chosen(Draw& d, const double* sums, Whole n)
 {
     const double u = (pair(d) >> 11) * 1.1102230246251565e-16 * sums[n - 1];
     Whole low = 0, high = n - 1;
@@ -54,6 +55,7 @@ __device__ Whole found(Draw& d, const double* sums, Whole n)
     return low;
 }
 
+// Multinomial numbers: for each outcome a binomial number of the remaining trials.
 __device__ void outcomes(Draw& d, const double* p, long long* out, Whole n, double trials)
 {
     double left = 1;

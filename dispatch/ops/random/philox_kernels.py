@@ -1,9 +1,9 @@
 """Random numbers by kernels of this library: Philox, in the order of cuRAND's host API.
 
-A number follows from seed, offset and its index alone, never from the grid. Where a caller captures the call into a
-graph of his own, which a replay would have give the same numbers again, the kernel reads the number of the replay from
-memory of the call's, and a second kernel of one thread counts it up: it is the last word of Philox's counter, so that
-no two replays, and no replay and other calls, share any bits. The first replay gives what the call itself would.
+A number depends only on seed, offset and its index, not on the grid. If the caller captures the call into a graph, all
+replays would give the same numbers. Therefore the captured kernel reads a replay counter from memory, and a second
+kernel of one thread increments it. The counter is the last word of Philox's counter, so no two replays, and no replay
+and another call, share any bits. The first replay gives the same numbers as an uncaptured call.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ TYPES = NAMES | {U32: "unsigned", U64: "unsigned long long"}
 KERNEL = r"""
 typedef SUM T;
 
-// As cuRAND: sine and cosine by the fast units in float, exactly in double.
-__device__ void turn(float angle, float& sine, float& cosine)
+// As in cuRAND: fast sine and cosine instructions in float, precise functions in double.
+__device__ void sine_cosine(float angle, float& sine, float& cosine)
 {
 #ifdef __CUDACC__
     __sincosf(angle, &sine, &cosine);
@@ -49,7 +49,7 @@ __device__ void turn(float angle, float& sine, float& cosine)
 #endif
 }
 
-// Of a number that is no subnormal one, within a step of the last place.
+// The square root of a normal (not subnormal) number, within one unit in the last place.
 __device__ float root(float x)
 {
 #ifdef __CUDACC__
@@ -61,7 +61,8 @@ __device__ float root(float x)
 #endif
 }
 
-// -log(x) of 0 < x <= 1: by the fast unit in float, 1.7e-7 off at most where it is below 0.7, exactly in double.
+// -log(x) for 0 < x <= 1: in float the fast instruction (error at most 1.7e-7 if the result is below 0.7), in double
+// the precise function.
 __device__ float minus_log(float x)
 {
 #ifdef __CUDACC__
@@ -85,70 +86,71 @@ __device__ double unit(unsigned low, unsigned high)
 #if WORDS == 2
 __device__ double one_of(const unsigned* w, int j) { return unit(w[2 * j], w[2 * j + 1]); }
 
-__device__ void uniform(const unsigned* w, double* made)
+__device__ void uniform(const unsigned* w, double* numbers)
 {
     for (int j = 0; j < GROUP; ++j)
-        made[j] = HALF_OPEN ? (w[2 * j] ^ (Whole)w[2 * j + 1] << 21) * 1.1102230246251565e-16
+        numbers[j] = HALF_OPEN ? (w[2 * j] ^ (Whole)w[2 * j + 1] << 21) * 1.1102230246251565e-16
                             : unit(w[2 * j], w[2 * j + 1]);
 }
 
-__device__ void normal(const unsigned* w, double* made)
+__device__ void normal(const unsigned* w, double* numbers)
 {
     for (int j = 0; j < GROUP; j += 2) {
         const double size = sqrt(-2.0 * log(one_of(w, j))), angle = 2 * one_of(w, j + 1);
 #ifdef __CUDACC__
-        sincospi(angle, &made[j], &made[j + 1]);
+        sincospi(angle, &numbers[j], &numbers[j + 1]);
 #else
-        made[j] = sin(angle * 3.14159265358979323846);
-        made[j + 1] = cos(angle * 3.14159265358979323846);
+        numbers[j] = sin(angle * 3.14159265358979323846);
+        numbers[j + 1] = cos(angle * 3.14159265358979323846);
 #endif
-        made[j] *= size;
-        made[j + 1] *= size;
+        numbers[j] *= size;
+        numbers[j + 1] *= size;
     }
 }
 #else
 __device__ float one_of(const unsigned* w, int j) { return unit(w[j]); }
 
-__device__ void uniform(const unsigned* w, float* made)
+__device__ void uniform(const unsigned* w, float* numbers)
 {
     const bool by_steps = HALF_OPEN || STEPS < 24;
     for (int j = 0; j < GROUP; ++j)
-        made[j] = by_steps ? ((w[j] >> (32 - STEPS)) + !HALF_OPEN) * (1.0f / (1 << STEPS)) : unit(w[j]);
+        numbers[j] = by_steps ? ((w[j] >> (32 - STEPS)) + !HALF_OPEN) * (1.0f / (1 << STEPS)) : unit(w[j]);
 }
 
-__device__ void normal(const unsigned* w, float* made)
+__device__ void normal(const unsigned* w, float* numbers)
 {
     for (int j = 0; j < GROUP; j += 2) {
         const float size = root(-2.0f * logf(unit(w[j])));
-        turn(w[j + 1] * (2.3283064e-10f * 6.2831855f) + (2.3283064e-10f * 6.2831855f / 2), made[j], made[j + 1]);
-        made[j] *= size;
-        made[j + 1] *= size;
+        const float angle = w[j + 1] * (2.3283064e-10f * 6.2831855f) + (2.3283064e-10f * 6.2831855f / 2);
+        sine_cosine(angle, numbers[j], numbers[j + 1]);
+        numbers[j] *= size;
+        numbers[j + 1] *= size;
     }
 }
 #endif
 
-// The numbers of a block of words: `a` and `b` are low and high, mean and std, or the scale.
+// The numbers from a block of words: `a` and `b` are low and high, mean and std, or the scale.
 __device__ void make(const unsigned* w, Group& group, T a, T b)
 {
 #if MODE == 0
     for (int j = 0; j < GROUP; ++j)
         group.at[j] = WORDS == 1 ? (Number)w[j] : (Number)(w[WORDS * j] | (Whole)w[WORDS * j + WORDS - 1] << 32);
 #else
-    T made[GROUP];
+    T numbers[GROUP];
     if (MODE == 1) {
-        uniform(w, made);
+        uniform(w, numbers);
         if (a != 0 || b != 1)
-            for (int j = 0; j < GROUP; ++j) made[j] = a + (b - a) * made[j];
+            for (int j = 0; j < GROUP; ++j) numbers[j] = a + (b - a) * numbers[j];
     } else if (MODE == 4) {
-        for (int j = 0; j < GROUP; ++j) made[j] = minus_log(one_of(w, j)) * a;
+        for (int j = 0; j < GROUP; ++j) numbers[j] = minus_log(one_of(w, j)) * a;
     } else {
-        normal(w, made);
+        normal(w, numbers);
         for (int j = 0; j < GROUP; ++j) {
-            made[j] = made[j] * b + a;
-            if (MODE == 3) made[j] = exp(made[j]);
+            numbers[j] = numbers[j] * b + a;
+            if (MODE == 3) numbers[j] = exp(numbers[j]);
         }
     }
-    for (int j = 0; j < GROUP; ++j) write(group.at[j], made[j]);
+    for (int j = 0; j < GROUP; ++j) write(group.at[j], numbers[j]);
 #endif
 }
 
@@ -174,7 +176,7 @@ OPTIONS = ("-std=c++17",)
 
 
 class NumbersPlan(Plan):
-    """One launch of a kernel of (addresses…, seed, offset, values…, replays)."""
+    """One launch of a kernel with the arguments (addresses…, seed, offset, values…, replays)."""
 
     __slots__ = ("_advance", "_executor", "_kept", "_launch", "_pointers", "_replays", "_slots", "_values")
 
@@ -189,16 +191,16 @@ class NumbersPlan(Plan):
     ) -> None:
         super().__init__(row, capture_safe=True)
         self._executor, self._advance, self._values = executor, advance, launch.values
-        # Addresses, the seed and the offset, as they come: what follows each in a launch is learnt as of an address.
+        # One slot for each address, for the seed and for the offset: all are learnt in the same way as addresses.
         self._slots = tuple(ctypes.c_uint64() for _ in range(addresses + 2))
         self._replays = ctypes.c_void_p()
-        taken = (*self._slots, *launch.values, self._replays)
-        self._pointers = (ctypes.c_void_p * len(taken))(*map(ctypes.addressof, taken))
+        parameters = (*self._slots, *launch.values, self._replays)
+        self._pointers = (ctypes.c_void_p * len(parameters))(*map(ctypes.addressof, parameters))
         fixed = (ctypes.c_void_p(function), *launch.grid, 1, 1, *launch.block, 1, 1, launch.shared, executor.target)
         self._launch: Callable[[], int] = partial(driver.cuLaunchKernel.unchecked, *fixed, self._pointers, None)
 
     def keep(self, memory: Tensor) -> None:
-        """Have the kernel read memory, whose address is its last value, for as long as the plan: graphs keep plans."""
+        """Set memory that the kernel reads, by its last value, and keep it as long as the plan; graphs keep plans."""
         self._kept = memory
         self._values[-1].value = memory.ptr
 
@@ -211,7 +213,7 @@ class NumbersPlan(Plan):
         check(self._executor, self._launch())
 
     def _enqueue_captured(self) -> None:
-        """The launch as a part of a caller's graph, whose replays are counted in memory that the graph keeps."""
+        """Launch into a caller's capture; the graph's replays are counted in memory that the graph keeps."""
         executor = self._executor
         with executor.preparing():
             count: Tensor = executor.empty((1,), (1,), U32)
@@ -230,12 +232,12 @@ class NumbersPlan(Plan):
 
 
 def nvrtc_random(request: Any, executor: CudaExecutor, row: Row) -> Plan:
-    """The plan of a request of Philox: one launch."""
+    """The plan of a request for Philox: one launch."""
     return plan_of(kernel_of(request), request, executor, row)
 
 
 def plan_of(kernel: Kernel, request: Any, executor: CudaExecutor, row: Row) -> NumbersPlan | IdlePlan:
-    """The plan of a kernel's launch; an idle one where there is nothing to draw."""
+    """The plan of a kernel's launch; an idle plan if there is nothing to draw."""
     launch = kernel.launch(request)
     if 0 in launch.grid:
         return IdlePlan(row)
@@ -253,7 +255,7 @@ def kernel_of(request: Any) -> Kernel:
 
 @cache
 def _kernel(op: str, kind: Any, is_half_open: bool) -> Kernel:
-    chosen = {
+    macros = {
         "NUMBER": TYPES[kind],
         "SUM": "double" if kind is F64 else "float",
         "WORDS": words_each(kind),
@@ -262,20 +264,20 @@ def _kernel(op: str, kind: Any, is_half_open: bool) -> Kernel:
         "STEPS": {F16: 11, BF16: 8}.get(kind, 24),
         "FUNCTION": op,
     }
-    return Kernel(SOURCE, op, launch_of, defined(**chosen))
+    return Kernel(SOURCE, op, launch_of, defined(**macros))
 
 
-def defined(**chosen: Any) -> tuple[str, ...]:
-    """NVRTC's options with which a source has these names."""
-    return (*OPTIONS, *(f"-D{name}={value}" for name, value in chosen.items()))
+def defined(**macros: Any) -> tuple[str, ...]:
+    """NVRTC's options that define these macros."""
+    return (*OPTIONS, *(f"-D{name}={value}" for name, value in macros.items()))
 
 
 def launch_of(request: Any) -> Launch:
-    """A thread for each group."""
+    """A launch with a thread for each group."""
     return groups_launch(request, values_of(request))
 
 
 def values_of(request: Any) -> tuple[Any, ...]:
-    """What the kernel takes behind the offset."""
+    """The kernel's arguments after the offset."""
     a, b = (*(float(getattr(request, name)) for name in request.parameters if name != "interval"), 0.0, 0.0)[:2]
     return ctypes.c_uint64(request.count), ctypes.c_double(a), ctypes.c_double(b)

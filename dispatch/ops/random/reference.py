@@ -1,6 +1,6 @@
-"""What is right, in NumPy, for Philox: the numbers of the host's rows where cuRAND is not installed, and the reference.
+"""Philox's numbers in NumPy: the reference, and the host's rows if cuRAND is not installed.
 
-The formulas are cuRAND's (`curand_uniform.h`, `curand_normal.h`), in the precision that they have there.
+The formulas and their precision are those of cuRAND (`curand_uniform.h`, `curand_normal.h`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["evaluate", "numpy_random", "reference", "units", "words_each"]
 
-STEPS = {F32: 24, F16: 11, BF16: 8}  # bits of a number in [0, 1)
+STEPS = {F32: 24, F16: 11, BF16: 8}  # random bits of a number in [0, 1)
 
 
 def words_each(dtype: Dtype) -> int:
@@ -36,14 +36,14 @@ def words_each(dtype: Dtype) -> int:
 
 
 def evaluate(request: Any, _: np.dtype[Any] | None = None) -> Results:
-    """The numbers of a request of Philox, computed as its row does; `out` alone."""
+    """The numbers of a request for Philox, computed like its row does: only `out`."""
     drawn = words(request.seed, request.offset, request.count, words_each(request.kind))
     with np.errstate(all="ignore"):
         return {"out": numbers(request, drawn).reshape(request.shape)}
 
 
 def numbers(request: Any, drawn: Array) -> Any:
-    """What a request makes of its words, before it is rounded to a dtype of 16 bits."""
+    """A request's numbers from its words, before rounding to a dtype of 16 bits."""
     kind = request.kind
     if isinstance(request, RandomBitsRequest):
         return drawn[:, 0] if kind is U32 else drawn[:, 0] | drawn[:, 1].astype(np.uint64) << np.uint64(32)
@@ -59,7 +59,7 @@ def numbers(request: Any, drawn: Array) -> Any:
 
 
 def units(drawn: Array, kind: Dtype, interval: str) -> Any:
-    """Uniform numbers of words: f32, or f64 of pairs of them."""
+    """Uniform numbers from words: f32, or f64 from pairs of words."""
     if kind is F64:
         z = drawn[:, 0] ^ (drawn[:, 1].astype(np.uint64) << np.uint64(21))
         return z * 2.0**-53 + (2.0**-54 if interval == "(0,1]" else 0.0)
@@ -77,12 +77,12 @@ def normals(request: Any, drawn: Array) -> Any:
         start, count = request.offset - before, len(drawn) + before + after
         drawn = words(request.seed, start, count, drawn.shape[1])
     pairs = drawn.reshape(-1, 2 * drawn.shape[1])
-    made = box_muller(pairs)
-    return made.reshape(-1)[before : made.size - after]
+    normal = box_muller(pairs)
+    return normal.reshape(-1)[before : normal.size - after]
 
 
 def box_muller(pairs: Array) -> Array:
-    """Two normal numbers of two words (f32) or four (f64) each."""
+    """Two normal numbers from each row of two words (f32) or four words (f64)."""
     if pairs.shape[1] == 2:
         scale = np.float32(2.0**-32 * 2 * math.pi)
         u = units(pairs[:, :1], F32, "(0,1]")

@@ -1,6 +1,6 @@
-"""Numbers that are drawn by rejection, in NumPy: the host's rows and the reference, step by step like the kernels.
+"""Numbers drawn element by element, in NumPy: the host's rows and the reference, with the same steps as the kernels.
 
-Only elements whose candidate was rejected take part in the next round; each takes the next words of its own stream.
+Only elements whose candidate was rejected take part in the next round, with the next words of their own streams.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ __all__ = ["Draws", "evaluate_drawn", "numpy_draws"]
 
 
 class Draws:
-    """The streams of elements; `at` says which of them a method is about."""
+    """The streams of all elements; the argument `at` of methods contains the indices of elements."""
 
     def __init__(self, seed: int, index: Array) -> None:
         self.seed, self.index = seed, index.astype(np.uint64)
         self.used = np.zeros(len(index), np.uint64)
 
     def pair(self, at: Array) -> Array:
-        """The next two words of each as the halves of one."""
+        """The next two words of each stream as the halves of a word of 64 bits."""
         used, index = self.used[at], self.index[at]
         last = np.full(len(at), TAG, np.uint64)
         block = philox((used // np.uint64(2), index & LOW, index >> HALF, last), self.seed).astype(np.uint64)
@@ -57,55 +57,55 @@ class Draws:
         size = np.sqrt(-2 * np.log(self.unit(at)))
         return np.asarray(size * np.cos(2 * math.pi * self.unit(at)))
 
-    def repeat_until_taken(self, at: Array, turn: Callable[[Array], tuple[Array, Array]]) -> Array:
-        """Repeat `turn(at)`, which gives numbers and which of them are taken, for those that are not."""
+    def draw_until_accepted(self, at: Array, attempt: Callable[[Array], tuple[Array, Array]]) -> Array:
+        """Repeat `attempt(at)`, which returns candidates and whether they are accepted, for the rejected elements."""
         out, left = np.empty(len(at)), np.arange(len(at))
         while len(left):
-            found, taken = turn(at[left])
-            out[left[taken]] = found[taken]
-            left = left[~taken]
+            candidate, accepted = attempt(at[left])
+            out[left[accepted]] = candidate[accepted]
+            left = left[~accepted]
         return out
 
 
 def log_factorial(k: Array) -> Array:
-    """log(k!) by Stirling's series, from 10 on."""
-    x, passed = k + 1.0, np.ones(len(k))
+    """log(k!) by Stirling's series for arguments of at least 10."""
+    x, factor = k + 1.0, np.ones(len(k))
     while (low := x < 10).any():
-        passed[low] *= x[low]
+        factor[low] *= x[low]
         x[low] += 1
     r = 1 / (x * x)
     rest = (1 / 12 - r * (1 / 360 - r * (1 / 1260 - r * (1 / 1680 - r / 1188)))) / x
-    return np.asarray((x - 0.5) * np.log(x) - x + 0.9189385332046727 + rest - np.log(passed))
+    return np.asarray((x - 0.5) * np.log(x) - x + 0.9189385332046727 + rest - np.log(factor))
 
 
 def counts(d: Draws, at: Array, table: AliasTable) -> Array:
-    """Counts by their table."""
-    return table.drawn(words_of(d, at), lambda places: d.pair(at[places]) & LOW)
+    """Poisson or binomial numbers by table."""
+    return table.draw(words_of(d, at), lambda indices: d.pair(at[indices]) & LOW)
 
 
 def poisson(d: Draws, at: Array, lam: float) -> Array:
-    """Numbers of events where many are expected."""
+    """Poisson numbers with a mean of at least 10."""
     hat = poisson_hat(lam)
 
-    def turn(here: Array) -> tuple[Array, Array]:
-        k, v, us, sure = transformed(d, here, hat)
-        open_ones = ~sure & (k >= 0) & ~((us < 0.013) & (v > us))
-        safe = np.where(open_ones, k, 1.0)
+    def attempt(here: Array) -> tuple[Array, Array]:
+        k, v, us, immediate = transformed(d, here, hat)
+        undecided = ~immediate & (k >= 0) & ~((us < 0.013) & (v > us))
+        safe = np.where(undecided, k, 1.0)
         height = safe * hat.log_odds - lam - log_factorial(safe)
-        return k, sure | (open_ones & (np.log(v * hat.alpha / (hat.a / (us * us) + hat.b)) <= height))
+        return k, immediate | (undecided & (np.log(v * hat.alpha / (hat.a / (us * us) + hat.b)) <= height))
 
-    return d.repeat_until_taken(at, turn)
+    return d.draw_until_accepted(at, attempt)
 
 
 def transformed(d: Draws, here: Array, hat: Hat) -> tuple[Array, Array, Array, Array]:
-    """Hoermann's candidates, what they are taken or left by, their places from an end, and which are taken at once."""
+    """Hoermann's candidates, the uniform numbers that decide on them, 0.5 - |u|, and which are accepted at once."""
     u, v = d.unit(here) - 0.5, d.unit(here)
     us = 0.5 - np.abs(u)
-    return np.floor((2 * hat.a / us + hat.b) * u + hat.center), v, us, (us >= 0.07) & (v <= hat.sure)
+    return np.floor((2 * hat.a / us + hat.b) * u + hat.center), v, us, (us >= 0.07) & (v <= hat.accept_below)
 
 
 def searched(u: Array, first: float | Array, growth: Callable[[int], Any], most: int) -> Array:
-    """The first k whose sum of probabilities is no less than u; each is `growth(k)` times the one before."""
+    """The first k with a cumulative probability of at least u; a probability is `growth(k)` times the previous one."""
     p, k = np.broadcast_to(np.asarray(first, float), u.shape).copy(), np.zeros(len(u))
     total, number = p.copy(), 0
     while number < most and (on := u > total).any():
@@ -117,7 +117,7 @@ def searched(u: Array, first: float | Array, growth: Callable[[int], Any], most:
 
 
 def binomial(d: Draws, at: Array, trials: Array, p: Array) -> Array:
-    """How many of so many trials succeed, each element with its own."""
+    """Binomial numbers; each element has its own number of trials and probability."""
     out = np.where(p >= 1, trials, 0.0)
     drawn = np.flatnonzero((trials > 0) & (p > 0) & (p < 1))
     less = np.where(p > 0.5, 1 - p, p)
@@ -140,30 +140,30 @@ def binomial_by_inversion(d: Draws, at: Array, n: float, p: float) -> Array:
 def binomial_by_rejection(d: Draws, at: Array, n: float, p: float) -> Array:
     hat = binomial_hat(n, p)
 
-    def turn(here: Array) -> tuple[Array, Array]:
-        k, v, us, sure = transformed(d, here, hat)
+    def attempt(here: Array) -> tuple[Array, Array]:
+        k, v, us, immediate = transformed(d, here, hat)
         inside = (k >= 0) & (k <= n)
         safe = np.where(inside, k, 0.0)
         height = hat.top - log_factorial(safe) - log_factorial(n - safe) + (safe - hat.mode) * hat.log_odds
-        return k, sure | (inside & (np.log(v * hat.alpha / (hat.a / (us * us) + hat.b)) <= height))
+        return k, immediate | (inside & (np.log(v * hat.alpha / (hat.a / (us * us) + hat.b)) <= height))
 
-    return d.repeat_until_taken(at, turn)
+    return d.draw_until_accepted(at, attempt)
 
 
 def large_gamma(d: Draws, at: Array, shape: float) -> Array:
-    """Gamma numbers of a shape of 1 or more."""
+    """Gamma numbers with a shape of at least 1."""
     w = shape - 1 / 3
     c = 1 / math.sqrt(9 * w)
 
-    def turn(here: Array) -> tuple[Array, Array]:
+    def attempt(here: Array) -> tuple[Array, Array]:
         x = d.gaussian(here)
-        root, taken = 1 + c * x, np.zeros(len(here), bool)
-        some = root > 0  # the others take no more of their streams
+        root, accepted = 1 + c * x, np.zeros(len(here), bool)
+        some = root > 0  # the others take no further words of their streams
         x, v, u = x[some], root[some] ** 3, d.unit(here[some])
-        taken[some] = (u < 1 - 0.0331 * (x * x) ** 2) | (np.log(u) < 0.5 * x * x + w * (1 - v + np.log(v)))
-        return w * root**3, taken
+        accepted[some] = (u < 1 - 0.0331 * (x * x) ** 2) | (np.log(u) < 0.5 * x * x + w * (1 - v + np.log(v)))
+        return w * root**3, accepted
 
-    return d.repeat_until_taken(at, turn)
+    return d.draw_until_accepted(at, attempt)
 
 
 def log_gamma(d: Draws, at: Array, shape: float) -> Array:
@@ -189,7 +189,7 @@ def truncated(d: Draws, at: Array, low: float, high: float) -> Array:
         x, u = low + (high - low) * d.unit(here), d.unit(here)
         return x, u <= np.exp(-x * x / 2)
 
-    return d.repeat_until_taken(at, by_normal if high - low > 2.5066282746310002 else by_uniform)
+    return d.draw_until_accepted(at, by_normal if high - low > 2.5066282746310002 else by_uniform)
 
 
 def truncated_tail(d: Draws, at: Array, low: float, high: float) -> Array:
@@ -197,30 +197,30 @@ def truncated_tail(d: Draws, at: Array, low: float, high: float) -> Array:
     rate = (low + root) / 2
     wide = high - low > 2 / (low + root) * math.exp(0.5 - low / (low + root))
 
-    def turn(here: Array) -> tuple[Array, Array]:
+    def attempt(here: Array) -> tuple[Array, Array]:
         first = d.unit(here)
         x = low - np.log(first) / rate if wide else low + (high - low) * first
         u = d.unit(here)
         height = np.exp(-((x - rate) ** 2) / 2 if wide else (low - x) * (low + x) / 2)
         return x, (x <= high) & (u <= height)
 
-    return d.repeat_until_taken(at, turn)
+    return d.draw_until_accepted(at, attempt)
 
 
 def neighbours(d: Draws, at: Array, block: int) -> Array:
-    """The words that quads have in a block, [elements, 4]: each element's own quad's."""
+    """The words of each element's quad in a block, [elements, 4]."""
     quads = d.index[at] // np.uint64(QUAD)
     first, last = np.full(len(at), block, np.uint64), np.full(len(at), TAG, np.uint64)
     return philox((first, quads & LOW, quads >> HALF, last), d.seed).astype(np.uint64)
 
 
 def words_of(d: Draws, at: Array) -> Array:
-    """A word of 32 bits of each, from a block that four neighbours share."""
+    """A word of 32 bits for each element, from a block that four neighbours share."""
     return np.asarray(neighbours(d, at, LAST_BLOCK)[np.arange(len(at)), d.index[at] % np.uint64(QUAD)])
 
 
-def whole_numbers(d: Draws, at: Array, count: int) -> Array:
-    """Whole numbers below a count, by a word each that neighbours share blocks of, else by an element's own stream."""
+def bounded_integers(d: Draws, at: Array, count: int) -> Array:
+    """Integers below `count`, from a word of a shared block, or from the element's own stream if that is rejected."""
     if count <= WORD:
         x = words_of(d, at)
         out, rest, least = x * np.uint64(count) >> HALF, x * np.uint64(count) & LOW, WORD % count
@@ -230,13 +230,13 @@ def whole_numbers(d: Draws, at: Array, count: int) -> Array:
         first = place % np.uint64(2) * np.uint64(2)
         x = words[rows, first] | words[rows, first + np.uint64(1)] << HALF
         out, rest, least = upper(x, count), x * np.uint64(count % 2**64), WORD**2 % count
-    missed = rest < np.uint64(least)
-    out[missed] = below(d, at[missed], count)
+    rejected = rest < np.uint64(least)
+    out[rejected] = below(d, at[rejected], count)
     return np.asarray(out)
 
 
 def upper(x: Array, span: int) -> Array:
-    """The upper 64 bits of the products of words of 64 bits and a span; the words themselves, of a span of 2^64."""
+    """The upper 64 bits of the products of words of 64 bits and a span; the words themselves if the span is 2^64."""
     if span == WORD**2:
         return x
     r_low, r_high = np.uint64(span & 0xFFFFFFFF), np.uint64(span >> 32)
@@ -247,18 +247,18 @@ def upper(x: Array, span: int) -> Array:
 
 
 def below(d: Draws, at: Array, span: int) -> Array:
-    """Whole numbers below a span of up to 2^64, as u64."""
+    """Integers below a span of up to 2^64, as u64."""
     least, out, left = np.uint64((2**64 - span) % span), np.empty(len(at), np.uint64), np.arange(len(at))
     while len(left):
         x = d.pair(at[left])
-        made, taken = upper(x, span), x * np.uint64(span) >= least
-        out[left[taken]] = made[taken]
-        left = left[~taken]
+        numbers, accepted = upper(x, span), x * np.uint64(span) >= least
+        out[left[accepted]] = numbers[accepted]
+        left = left[~accepted]
     return out
 
 
 def permutation(request: Any) -> Array:
-    """The first numbers of a random order."""
+    """The first `count` numbers of a random permutation."""
     n, count, offset = request.population, request.count, request.offset
     if n <= SMALL:
         d, order, zero = Draws(request.seed, np.array([offset])), list(range(n)), np.zeros(1, np.intp)
@@ -269,20 +269,20 @@ def permutation(request: Any) -> Array:
     bits = max(2, (n - 1).bit_length())
     low_bits = np.uint64(bits // 2)
     low_mask, high_mask = np.uint64((1 << bits // 2) - 1), np.uint64((1 << (bits - bits // 2)) - 1)
-    found, left = np.arange(count, dtype=np.uint64), np.arange(count)
+    numbers, left = np.arange(count, dtype=np.uint64), np.arange(count)
     while len(left):
-        low, high = found[left] & low_mask, found[left] >> low_bits
-        for turn in range(ROUNDS):
-            at = np.uint64(offset) + (high if turn % 2 else low)
-            counter = (np.full_like(at, turn), at & LOW, at >> HALF, np.full_like(at, TAG))
+        low, high = numbers[left] & low_mask, numbers[left] >> low_bits
+        for step in range(ROUNDS):
+            at = np.uint64(offset) + (high if step % 2 else low)
+            counter = (np.full_like(at, step), at & LOW, at >> HALF, np.full_like(at, TAG))
             word = philox(counter, request.seed)[:, 0].astype(np.uint64)
-            if turn % 2:
+            if step % 2:
                 low = low ^ (word & low_mask)
             else:
                 high = high ^ (word & high_mask)
-        found[left] = high << low_bits | low
-        left = left[found[left] >= np.uint64(n)]
-    return found.astype(np.int64)
+        numbers[left] = high << low_bits | low
+        left = left[numbers[left] >= np.uint64(n)]
+    return numbers.astype(np.int64)
 
 
 def multinomial(request: Any, d: Draws, at: Array) -> Array:
@@ -299,7 +299,7 @@ def multinomial(request: Any, d: Draws, at: Array) -> Array:
 
 
 def numbers(request: Any) -> Any:
-    """The numbers of a request, one behind the other."""
+    """The numbers of a request in one array."""
     if is_single(request):
         return numbers_of_single(request)
     d, at = Draws(request.seed, request.offset + np.arange(request.count)), np.arange(request.count)
@@ -308,7 +308,7 @@ def numbers(request: Any) -> Any:
         return counts(d, at, table)
     match request.op:
         case "random_integers":
-            return np.uint64(request.low % 2**64) + whole_numbers(d, at, request.high - request.low)
+            return np.uint64(request.low % 2**64) + bounded_integers(d, at, request.high - request.low)
         case "random_poisson":
             return poisson(d, at, float(request.lam))
         case "random_gamma":
@@ -332,13 +332,13 @@ def numbers(request: Any) -> Any:
 
 
 def evaluate_drawn(request: Any, _: np.dtype[Any] | None = None) -> Results:
-    """The numbers of a request by name; those of a floating point dtype in f64."""
+    """The results of a request; floating-point numbers in f64."""
     shape = request.outputs()["out"].shape
     with np.errstate(all="ignore"):
-        found = numbers(request)
+        out = numbers(request)
     if request.op == "random_integers":
-        found = found.astype(request.kind.numpy)
-    return {"out": found.reshape(shape)}
+        out = out.astype(request.kind.numpy)
+    return {"out": out.reshape(shape)}
 
 
 numpy_draws = numpy_call(evaluate_drawn)

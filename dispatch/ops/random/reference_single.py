@@ -1,6 +1,6 @@
-"""What single_kernels.py draws, in NumPy: from uniform numbers that f32 holds, and all that follows from them in f64.
+"""The reference of single_kernels.py in NumPy: uniform numbers are rounded to f32, all further steps are in f64.
 
-Candidates are counted as there, so that an element takes the same words of its stream.
+Candidates are numbered as in the kernels, so that an element takes the same words of its stream.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ __all__ = ["numbers_of_single"]
 
 
 def numbers_of_single(request: Any) -> Array:
-    """The numbers of a request that is_single says are drawn so, in f64."""
+    """The numbers of a request for which `is_single` is true, in f64."""
     index = request.offset + np.arange(request.count, dtype=np.uint64)
     if request.op == "random_truncated_normal":
         return truncated(request, index)
     (v, last), (shapes, _) = gammas(request, index), shapes_of(request)
-    made = [row * constants(shape)[0] for row, shape in zip(v, shapes, strict=True)]
+    products = [row * constants(shape)[0] for row, shape in zip(v, shapes, strict=True)]
     if request.op == "random_gamma":
         (shape,) = shapes
-        return made[0] * request.scale * (units(last[0]) ** (1 / shape) if shape < 1 else 1.0)  # type: ignore[no-any-return]
+        return products[0] * request.scale * (units(last[0]) ** (1 / shape) if shape < 1 else 1.0)  # type: ignore[no-any-return]
     x, y = (
-        np.log(one) + (np.log(units(w)) / s if s < 1 else 0.0) for one, w, s in zip(made, last, shapes, strict=True)
+        np.log(one) + (np.log(units(w)) / s if s < 1 else 0.0) for one, w, s in zip(products, last, shapes, strict=True)
     )
     return np.asarray(1 / (1 + np.exp(y - x)))
 
@@ -45,19 +45,19 @@ def blocks(seed: int, index: Array, number: int) -> Array:
 
 
 def units(words: Array) -> Array:
-    """Uniform numbers in (0, 1] as f32 holds them."""
+    """Uniform numbers in (0, 1], rounded to f32."""
     rounded = words.astype(np.float32) * np.float32(2.0**-32) + np.float32(2.0**-33)
     return np.asarray(rounded.astype(np.float64))
 
 
 def normal(words: Array, angles: Array, second: bool) -> Array:
-    """One of two normal numbers."""
+    """The first or the second of two normal numbers."""
     turns = angles.view(np.int32).astype(np.float32).astype(np.float64) * 2.0**-31
     return np.asarray(np.sqrt(-2 * np.log(units(words))) * (np.sin if second else np.cos)(math.pi * turns))
 
 
 def normals_of_quads(seed: int, index: Array) -> Array:
-    """A normal number of each element, of pairs that two neighbours share."""
+    """A normal number for each element, from pairs that two neighbours share."""
     drawn = blocks(seed, index // np.uint64(QUAD), LAST_BLOCK - 3)
     rows, first = np.arange(len(index)), (index % np.uint64(QUAD)).astype(np.intp) // 2 * 2
     words, angles = drawn[rows, first], drawn[rows, first + 1]
@@ -65,10 +65,10 @@ def normals_of_quads(seed: int, index: Array) -> Array:
 
 
 def gammas(request: Any, index: Array) -> tuple[list[Array], list[Array]]:
-    """Of each shape v, which is to be multiplied with w, and the words of what is left to do."""
+    """For each shape: v, which is to be multiplied by w, and the words for the remaining step of small shapes."""
     shapes, is_small = shapes_of(request)
     v, last = np.empty((len(shapes), len(index))), np.empty((len(shapes), len(index)), np.uint32)
-    made, left, candidate = np.zeros(len(index), np.intp), np.arange(len(index)), 0
+    accepted_count, left, candidate = np.zeros(len(index), np.intp), np.arange(len(index)), 0
     w, c = np.array([constants(shape) for shape in shapes]).T
 
     def tested(x: Array, u: Array, number: Array) -> tuple[Array, Array]:
@@ -79,18 +79,18 @@ def gammas(request: Any, index: Array) -> tuple[list[Array], list[Array]]:
     if is_by_quads(request):
         chances = blocks(request.seed, index // np.uint64(QUAD), LAST_BLOCK)
         u = units(chances[left, (index % np.uint64(QUAD)).astype(np.intp)])
-        v[0], taken = tested(normals_of_quads(request.seed, index), u, made)
-        left = left[~taken]
+        v[0], accepted = tested(normals_of_quads(request.seed, index), u, accepted_count)
+        left = left[~accepted]
     while len(left):
         second = not is_small and candidate % 2 == 1
         drawn = blocks(request.seed, index[left], candidate if is_small else candidate // 2)
-        number = made[left]
+        number = accepted_count[left]
         x, u = normal(drawn[:, 0], drawn[:, 1], second), units(drawn[:, 3 if second else 2])
-        cube, taken = tested(x, u, number)
-        v[number[taken], left[taken]] = cube[taken]
-        last[number[taken], left[taken]] = drawn[taken, 3]
-        made[left[taken]] += 1
-        left, candidate = left[made[left] < len(shapes)], candidate + 1
+        cube, accepted = tested(x, u, number)
+        v[number[accepted], left[accepted]] = cube[accepted]
+        last[number[accepted], left[accepted]] = drawn[accepted, 3]
+        accepted_count[left[accepted]] += 1
+        left, candidate = left[accepted_count[left] < len(shapes)], candidate + 1
     return list(v), list(last)
 
 
@@ -113,9 +113,9 @@ def truncated(request: Any, index: Array) -> Array:
         x = normals_of_quads(request.seed, index)
         left = np.flatnonzero(~((x >= method.low) & (x <= method.high)))
     while len(left):
-        found, taken = candidates(blocks(request.seed, index[left], number // per_block), number)
-        x[left[taken]] = found[taken]
-        left, number = left[~taken], number + 1
+        candidate, accepted = candidates(blocks(request.seed, index[left], number // per_block), number)
+        x[left[accepted]] = candidate[accepted]
+        left, number = left[~accepted], number + 1
     if method.kind == 0:
         return np.asarray(request.mean + request.std * x)
     return np.asarray((request.low if method.sign > 0 else request.high) + method.sign * request.std * x)

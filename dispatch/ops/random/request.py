@@ -1,8 +1,8 @@
-"""Requests for random numbers: each says where in which generator's sequence its numbers are.
+"""Requests for random numbers: each contains the generator and the position of its numbers in the sequence.
 
-The place is a value, (seed, offset), and the plan keeps none: the same request gives the same numbers on whatever
-stream, worker or child process it is carried out, and carried out again. `Generator` hands places out, one behind the
-other. Words are cuRAND's: https://docs.nvidia.com/cuda/curand/host-api-overview.html.
+The position is a value, (seed, offset), and plans keep no state: the same request gives the same numbers on every
+stream, worker or child process, and each time it runs. `Generator` assigns consecutive positions. The terms are
+cuRAND's: https://docs.nvidia.com/cuda/curand/host-api-overview.html.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ __all__ = [
 ]
 
 MAX_SEED = 2**64 - 1
-MAX_OFFSET = 2**62  # the last place of a request: nothing that is computed from it leaves 64 bits
-MOST_DIMENSIONS = 20000  # those that cuRAND has direction numbers for
+MAX_OFFSET = 2**62  # the largest offset: values computed from it fit into 64 bits
+MAX_DIMENSIONS = 20000  # cuRAND has direction numbers for these
 FLOATS = (F32, F64, F16, BF16)
 
 
 class BitGenerator(Choice):
-    """A generator of random bits, by its name and number in `curandRngType_t`."""
+    """A generator of random bits, with its number in `curandRngType_t`."""
 
     XORWOW = 101
     MRG32K3A = 121
@@ -69,22 +69,22 @@ class BitGenerator(Choice):
 
     @property
     def is_quasi(self) -> bool:
-        """Whether its points fill the cube evenly, rather than by chance."""
+        """Whether it is quasi-random: its points fill the cube evenly."""
         return self >= BitGenerator.SOBOL32
 
     @property
     def has_offset(self) -> bool:
-        """Whether cuRAND can begin anywhere in its sequence without generating what comes before."""
+        """Whether cuRAND can start at an offset without generating the numbers before it."""
         return self not in (BitGenerator.MTGP32, BitGenerator.MT19937)
 
     @property
     def is_64_bit(self) -> bool:
-        """Whether its bits come as words of 64."""
+        """Whether it generates words of 64 bits."""
         return self >= BitGenerator.SOBOL64
 
 
 class Ordering(Choice):
-    """How the numbers of a pseudo-random generator lie in memory: those of `curandOrdering_t`."""
+    """The order of a pseudo-random generator's numbers in memory, as in `curandOrdering_t`."""
 
     BEST = 100
     DEFAULT = 101
@@ -99,24 +99,25 @@ class RandomRequest(OperandRequest["Tensor"]):
 
     Attributes:
         on: the device.
-        size: the shape of the result; of a quasi-random generator in several dimensions the first axis is they.
-        seed: from 0 to 2^64 - 1; a quasi-random generator has none, and takes 0.
-        offset: how many elements of this kind of number come before the first one in the generator's sequence, as
-            `curandSetGeneratorOffset` has it; of normal numbers of XORWOW and MRG32K3A how many pairs, of a
-            quasi-random generator how many points.
+        size: the shape of the result; for a quasi-random generator with several dimensions, they are the first axis.
+        seed: from 0 to 2^64 - 1; a quasi-random generator has no seed: it must be 0.
+        offset: the number of elements of this kind before the first one in the generator's sequence, as in
+            `curandSetGeneratorOffset`; for normal numbers of XORWOW and MRG32K3A the number of pairs, for a
+            quasi-random generator the number of points.
         bit_generator: PHILOX4_32_10, XORWOW, MRG32K3A, MTGP32, MT19937, SOBOL32, SCRAMBLED_SOBOL32, SOBOL64 or
-            SCRAMBLED_SOBOL64. The Mersenne twisters cannot skip: what comes before an offset is generated, unless the
-            request before has ended there.
-        ordering: DEFAULT, BEST, LEGACY, SEEDED or DYNAMIC, as cuRAND has them for pseudo-random generators.
-        dimensions: of the points of a quasi-random generator, from 1 to 20,000; 1 of all others.
-        out_dtype: of the numbers; `out` says it, where it is given.
-        library: "own" for kernels of this library, "curand" for cuRAND's functions; None for the first that takes it.
-        out: where the numbers go, in C order.
+            SCRAMBLED_SOBOL64. The Mersenne twisters cannot skip: the numbers before an offset are generated, unless
+            the previous request ended there.
+        ordering: DEFAULT, BEST, LEGACY, SEEDED or DYNAMIC: cuRAND's orderings of pseudo-random generators.
+        dimensions: the dimensions of a quasi-random generator's points, from 1 to 20,000; 1 for all others.
+        out_dtype: the dtype of the numbers; None for the dtype of `out`, or for the default.
+        library: "own" for kernels of this library, "curand" for cuRAND's functions; None for the first row that
+            supports the request.
+        out: the output tensor, in C order.
     """
 
     reads: ClassVar[tuple[str, ...]] = ()
     unpacked: ClassVar[Unpacked | None] = Unpacked(numbers=("seed", "offset"), device="on")
-    kinds: ClassVar[tuple[Dtype, ...]] = FLOATS  # the dtypes there are, the usual one first
+    kinds: ClassVar[tuple[Dtype, ...]] = FLOATS  # the supported dtypes, the default first
     parameters: ClassVar[tuple[str, ...]] = ()
 
     on: Device
@@ -132,9 +133,9 @@ class RandomRequest(OperandRequest["Tensor"]):
     out: Tensor | None = None
 
     def __post_init__(self) -> None:
-        given: object = self.on
-        if not isinstance(given, Device):
-            raise BadRequest("on", shown(given), "a Device", 'dispatch.device("cuda:0") gives one')
+        on: object = self.on
+        if not isinstance(on, Device):
+            raise BadRequest("on", shown(on), "a Device", 'dispatch.device("cuda:0") returns one')
         super().__post_init__()
 
     @property
@@ -158,7 +159,7 @@ class RandomRequest(OperandRequest["Tensor"]):
 
     @property
     def count(self) -> int:
-        """How many numbers."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
@@ -179,7 +180,9 @@ class RandomRequest(OperandRequest["Tensor"]):
         check_int("seed", self.seed, 0, MAX_SEED)
         check_int("offset", self.offset, 0, MAX_OFFSET - count)
         if self.out is not None and not self.out.layout.is_contiguous:
-            raise BadRequest("out", str(self.out.layout), "memory in C order without gaps", "out.copy() has it so")
+            raise BadRequest(
+                "out", str(self.out.layout), "memory in C order without gaps", "out.copy() has this layout"
+            )
         if self.generator.is_quasi:
             self._check_quasi(count)
         else:
@@ -187,23 +190,25 @@ class RandomRequest(OperandRequest["Tensor"]):
         self.check_parameters()
 
     def _check_quasi(self, count: int) -> None:
-        check_int("dimensions", self.dimensions, 1, MOST_DIMENSIONS)
+        check_int("dimensions", self.dimensions, 1, MAX_DIMENSIONS)
         name = self.generator.name
         if self.seed != 0:
-            raise BadRequest("seed", shown(self.seed), f"0, for {name} has no seed", "offset= takes other points of it")
+            raise BadRequest("seed", shown(self.seed), f"0, because {name} has no seed", "offset= selects other points")
         if self.order is not Ordering.DEFAULT:
             raise BadRequest("ordering", self.order.name, f"DEFAULT, the only one that {name} has")
         if self.dimensions > 1 and self.shape[:1] != (self.dimensions,):
             expected = (
-                f"({self.dimensions}, …): all points' first coordinates, then all second ones, as cuRAND has them"
+                f"({self.dimensions}, …): the first coordinates of all points, then the second ones, as in cuRAND"
             )
             raise BadRequest("size", shown(self.size), expected)
         limit = 2**64 if self.generator.is_64_bit else 2**32
         if self.offset + count // self.dimensions > limit:
-            raise BadRequest("offset", shown(self.offset), f"one with which all points are among the {limit} of {name}")
+            raise BadRequest(
+                "offset", shown(self.offset), f"an offset with which all points are among the {limit} points of {name}"
+            )
 
     def check_parameters(self) -> None:
-        """BadRequest for parameters of the distribution that are none."""
+        """BadRequest for invalid parameters of the distribution."""
 
     def outputs(self) -> dict[str, Output]:
         return {"out": dense(self.shape, self.kind)}
@@ -225,11 +230,11 @@ class RandomRequest(OperandRequest["Tensor"]):
 
 @dataclass(frozen=True, eq=False)
 class RandomBitsRequest(RandomRequest):
-    """Random bits: whole numbers of which all are as likely.
+    """Random bits: integers, all equally likely.
 
     Attributes:
-        out_dtype: u32, or u64: of Philox two words of 32 bits each, the first one the lower half; of the 64-bit Sobol
-            generators their own.
+        out_dtype: u32, or u64: from Philox two words of 32 bits, the first one as the lower half; from the 64-bit
+            Sobol generators their words.
     """
 
     op: ClassVar[str] = "random_bits"
@@ -238,15 +243,15 @@ class RandomBitsRequest(RandomRequest):
 
 @dataclass(frozen=True, eq=False)
 class RandomUniformRequest(RandomRequest):
-    """Numbers of which all between two are as likely: low + (high - low) · u.
+    """Uniform numbers between low and high: low + (high - low) · u.
 
     u is a multiple of 2^-24 (f32), 2^-53 (f64), 2^-11 (f16) or 2^-8 (bf16) in [0, 1); in (0, 1] it is
     cuRAND's (k + 1/2) · 2^-32, rounded, in f32, (k + 1/2) · 2^-53 in f64, and (k + 1) · 2^-11 or 2^-8 in f16, bf16.
 
     Attributes:
-        low, high: finite, the first no larger, and their distance finite in the numbers' dtype. Where they are not 0
-            and 1 rounding may give the end that is left out.
-        interval: "(0,1]" as cuRAND's are, or "[0,1)" as NumPy's: which end of the interval is among the numbers.
+        low, high: finite, low <= high, and their distance is finite in the numbers' dtype. If they are not 0 and 1,
+            rounding may give the excluded end.
+        interval: "(0,1]" as in cuRAND, or "[0,1)" as in NumPy: the end of the interval that is included.
     """
 
     op: ClassVar[str] = "random_uniform"
@@ -266,7 +271,9 @@ class RandomUniformRequest(RandomRequest):
         for name, value in (("low", self.low), ("high", self.high)):
             check_finite(name, value, low=-limit, high=limit)
         if float(self.high) - float(self.low) > limit:
-            raise BadRequest("high", shown(self.high), f"one whose distance from low {self.kind} can hold: {limit:g}")
+            raise BadRequest(
+                "high", shown(self.high), f"a number whose distance from low {self.kind} can hold: {limit:g}"
+            )
         interval: object = self.interval
         if not isinstance(interval, str) or interval not in ("(0,1]", "[0,1)"):
             raise BadRequest("interval", shown(self.interval), '"(0,1]" or "[0,1)"')
@@ -274,7 +281,7 @@ class RandomUniformRequest(RandomRequest):
 
 @dataclass(frozen=True, eq=False)
 class RandomNormalRequest(RandomRequest):
-    """Normal numbers, mean + std · z; pseudo-random ones by Box and Muller's formula, as cuRAND's.
+    """Normal numbers, mean + std · z; pseudo-random ones by the Box-Muller transform, as in cuRAND.
 
     Attributes:
         mean, std: finite; std is 0 or more.
@@ -297,7 +304,7 @@ class RandomLognormalRequest(RandomNormalRequest):
     """Numbers whose logarithms are normal: exp(mean + std · z).
 
     Attributes:
-        mean, std: of the logarithms; finite, std is 0 or more.
+        mean, std: those of the logarithms; finite, std is 0 or more.
     """
 
     op: ClassVar[str] = "random_lognormal"
@@ -321,15 +328,15 @@ class RandomExponentialRequest(RandomRequest):
         check_finite("scale", self.scale, low=0.0)
 
 
-MOST_EVENTS = 2.0**31 - 2**20  # expected: none of the numbers leaves 32 bits
+MAX_MEAN = 2.0**31 - 2**20  # of Poisson numbers: all of them fit into 32 bits
 
 
 @dataclass(frozen=True, eq=False)
 class RandomPoissonRequest(RandomRequest):
-    """How many events there are where `lam` are expected.
+    """Poisson numbers.
 
     Attributes:
-        lam: the mean, from 0 on; cuRAND takes one above 0.
+        lam: the mean, 0 or more; cuRAND supports only means above 0.
         out_dtype: u32.
     """
 
@@ -341,7 +348,7 @@ class RandomPoissonRequest(RandomRequest):
     lam: float = 1.0
 
     def check_parameters(self) -> None:
-        check_finite("lam", self.lam, low=0.0, high=MOST_EVENTS)
+        check_finite("lam", self.lam, low=0.0, high=MAX_MEAN)
 
 
 def check_finite(name: str, value: Any, *, low: float = -math.inf, high: float = math.inf) -> None:

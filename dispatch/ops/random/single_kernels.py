@@ -1,21 +1,21 @@
-"""What is drawn by rejection for f32, f16 and bf16, in CUDA C++: in f32, by a GPU's fast units, from words of 32 bits.
+"""Rejection methods for f32, f16 and bf16 in CUDA C++: in f32, with a GPU's fast instructions and words of 32 bits.
 
-Numbers are taken or not as in f64 all the same: where a decision lies within a margin of its boundary, which is several
-times the error of f32, it is made again in f64, from the same words. So seeds lead to the same numbers as in NumPy,
-whose reference (reference_single.py) knows no f32 but that of uniform numbers, and what f32 changes is the last bits.
+Candidates are accepted or rejected exactly as in f64: if a decision is within a margin of its boundary, which is
+several times the error of f32, it is repeated in f64 with the same words. So a seed gives the same numbers as in NumPy,
+except for the last bits. The reference (reference_single.py) uses f32 only for uniform numbers.
 
-The first candidates of four neighbours come from blocks that these share (streams.py), each a normal number; where one
-is not taken, which is seldom so, the element goes on by its own stream. Kinds of which the first one is left too often,
-or that need more words, take their own streams at once. There an element's blocks are:
+The first candidates of four neighbours are normal numbers from blocks that these share (streams.py). If one is
+rejected, which is rare, the element continues with its own stream. Distributions whose first candidate is rejected too
+often, or that need more words, use their own streams at once. The blocks of an element's stream are:
 
 | | words of a block | candidates |
 |---|---|---|
-| gamma, beta | a pair of normal numbers, one to take or leave each of them | two; beta's numbers take turns |
-| the same, of a shape below 1 | the same of one; the last word leads from shape + 1 to the shape | one |
+| gamma, beta | a pair of normal numbers, and a word for each to accept or reject it | two; beta's in turn |
+| gamma, beta, with a shape below 1 | the same for one; the last word converts from shape + 1 to the shape | one |
 | truncated normal, around 0 | two pairs of normal numbers | four |
-| truncated normal, elsewhere | a place and one to take or leave it, twice | two |
+| truncated normal, elsewhere | a position and a word to accept or reject it, twice | two |
 
-Candidates are counted, and a loop over them goes on as one for all elements of a warp.
+Candidates are numbered, so that all elements of a warp share one loop over them.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ __all__ = ["SINGLE"]
 
 SINGLE = r"""
 #ifndef MARGIN
-#define MARGIN 1.0f  // what margins are times
+#define MARGIN 1.0f  // a factor of all margins
 #endif
 #ifndef __CUDACC__
 #ifndef NOISE
-#define NOISE 1.0f  // what errors are times
+#define NOISE 1.0f  // a factor of all simulated errors
 #endif
-// On the CPU, where tests run it, functions are off by as much as a GPU's fast units may be, now up and now down.
+// On the CPU, where tests run this code, simulate the errors of a GPU's fast instructions, with varying sign.
 __device__ float off(float x, float by)
 {
     unsigned bits;
@@ -75,7 +75,7 @@ __device__ float root_of(float x)
 #endif
 }
 
-// Sine and cosine of so many half turns, from -1 to 1.
+// Sine and cosine of an angle in half turns, from -1 to 1.
 __device__ void turn(float turns, float& sine, float& cosine)
 {
 #ifdef __CUDACC__
@@ -90,11 +90,11 @@ __device__ float unit_of(unsigned word) { return word * 2.3283064e-10f + 2.32830
 
 __device__ float turns_of(unsigned word) { return (int)word * 4.6566129e-10f; }
 
-// Two normal numbers by Box and Muller's formula.
+// Two normal numbers by the Box-Muller transform.
 __device__ void normals(unsigned word, unsigned angle, float& one, float& other)
 {
     const float u = unit_of(word), rest = 1 - u;
-    // Near 1 a logarithm of the fast unit may be off by all of itself.
+    // Near 1 the relative error of the fast logarithm may be 100%.
     const float series = rest * (2 + rest * (1 + rest * (0.66666667f + rest * 0.5f)));
     const float size = root_of(rest < 0.02f ? series : log_2(u) * -1.3862944f);
     turn(turns_of(angle), other, one);
@@ -102,7 +102,7 @@ __device__ void normals(unsigned word, unsigned angle, float& one, float& other)
     other *= size;
 }
 
-// One of the two in f64.
+// One of the two numbers in f64.
 __device__ double exact_normal(unsigned word, unsigned angle, bool second)
 {
     const double size = sqrt(-2.0 * log((double)unit_of(word))), turns = turns_of(angle);
@@ -114,34 +114,35 @@ __device__ double exact_normal(unsigned word, unsigned angle, bool second)
 }
 """
 SHAPES = r"""
-// Of a shape, or of shape + 1 where it is below 1: w = shape - 1/3, c = 1 / sqrt(9 w), and 1 / shape, else 0.
+// For a shape, or for shape + 1 if it is below 1: w = shape - 1/3, c = 1 / sqrt(9 w); boost is 1 / shape if it is below
+// 1, else 0.
 struct GammaShape { double w, c; float w_single, c_single, boost, unused; };
 struct GammaShapes { GammaShape one, other; float scale; int is_small; };
 
-// Whether Marsaglia and Tsang's test takes a normal number x, by a uniform one; v is (1 + c x)^3 then. What is not sure
-// is to be decided in f64.
-__device__ bool takes(const GammaShapes& g, bool is_other, float x, unsigned chance, float& v, bool& sure)
+// Whether Marsaglia and Tsang's test accepts a normal number x, with a uniform one; then v is (1 + c x)^3. If it is not
+// certain, the test must be repeated in f64.
+__device__ bool accepts(const GammaShapes& g, bool is_other, float x, unsigned chance, float& v, bool& certain)
 {
     const float w = is_other ? g.other.w_single : g.one.w_single, c = is_other ? g.other.c_single : g.one.c_single;
     const float t = c * x, root = 1 + t;
-    sure = true;
+    certain = true;
     if (root <= 0) return false;
     v = root * root * root;
     float height;
     if (w < 50) {
         height = 0.5f * x * x + w * (1 - v + 2.0794415f * log_2(root));
-    } else {  // the same as a series: of a large w what is left of the sum is less than its error
+    } else {  // the same as a series: for large w the terms of the sum cancel
         const float series = 0.25f - t * (1.0f / 5 - t * (1.0f / 6 - t * (1.0f / 7 - t * (1.0f / 8 - t * (1.0f / 9
             - t * (1.0f / 10 - t * (1.0f / 11 - t * (1.0f / 12))))))));
         height = x * x * t * t * series * -0.33333333f;
     }
     const float over = height - 0.69314718f * log_2(unit_of(chance)), far = (over < 0 ? -over : over) * root;
-    const bool taken = over > 0;
-    sure = far >= MARGIN * (2.5e-4f * root + 2.5e-5f) && !(taken && root < 0.05f);  // near 0 f32 has lost v
-    return taken;
+    const bool accepted = over > 0;
+    certain = far >= MARGIN * (2.5e-4f * root + 2.5e-5f) && !(accepted && root < 0.05f);  // near 0 f32 has lost v
+    return accepted;
 }
 
-__device__ bool takes_exactly(
+__device__ bool accepts_exactly(
     const GammaShapes& g, bool is_other, unsigned word, unsigned angle, bool second, unsigned chance, float& v)
 {
     const double w = is_other ? g.other.w : g.one.w, c = is_other ? g.other.c : g.one.c;
@@ -150,14 +151,14 @@ __device__ bool takes_exactly(
     return root > 0 && log((double)unit_of(chance)) < 0.5 * x * x + w * (1 - cube + log(cube));
 }
 
-// 1 or 2 gamma numbers, as v and the word of what is left to do.
+// 1 or 2 gamma numbers, as v and the word for the remaining step of small shapes.
 template <int NUMBERS> __device__ void gammas(
     Whole seed, Whole index, unsigned replay, const GammaShapes& g, float* v, unsigned* last)
 {
     Block w;
     float one = 0, other = 0;
-    int made = 0;
-    for (unsigned candidate = 0; made < NUMBERS; ++candidate) {
+    int done = 0;
+    for (unsigned candidate = 0; done < NUMBERS; ++candidate) {
         const bool second = !g.is_small && candidate % 2;
         if (!second) {
             w = at_place(g.is_small ? candidate : candidate / 2, index, replay, seed);
@@ -165,16 +166,16 @@ template <int NUMBERS> __device__ void gammas(
         }
         const unsigned chance = second ? w.at[3] : w.at[2];
         float cube;
-        bool sure, taken = takes(g, made, second ? other : one, chance, cube, sure);
-        if (!sure) taken = takes_exactly(g, made, w.at[0], w.at[1], second, chance, cube);
-        if (taken) {
+        bool certain, accepted = accepts(g, done, second ? other : one, chance, cube, certain);
+        if (!certain) accepted = accepts_exactly(g, done, w.at[0], w.at[1], second, chance, cube);
+        if (accepted) {
             v[NUMBERS - 1] = cube;
             last[NUMBERS - 1] = w.at[3];
-            if (NUMBERS == 2 && !made) {
+            if (NUMBERS == 2 && !done) {
                 v[0] = cube;
                 last[0] = w.at[3];
             }
-            ++made;
+            ++done;
         }
     }
 }
@@ -190,9 +191,9 @@ __device__ float gamma(Whole seed, Whole index, unsigned replay, const GammaShap
     return v * half * half;
 }
 
-// The first candidates of four neighbours; a bit of `missed` says that one is not taken, of `open` that it is not sure.
+// The first candidates of four neighbours. Bits of `rejected` mark rejected ones, of `uncertain` uncertain decisions.
 __device__ void first(
-    Whole seed, Whole q, unsigned replay, const GammaShapes& g, float* x, unsigned& missed, unsigned& open)
+    Whole seed, Whole q, unsigned replay, const GammaShapes& g, float* x, unsigned& rejected, unsigned& uncertain)
 {
     const Block w = at_place(0xfffffffcu, q, replay, seed), chances = at_place(0xffffffffu, q, replay, seed);
     normals(w.at[0], w.at[1], x[0], x[1]);
@@ -200,23 +201,24 @@ __device__ void first(
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
         float v;
-        bool sure;
-        if (!takes(g, false, x[j], chances.at[j], v, sure)) missed |= 1u << j;
-        if (!sure) open |= 1u << j;
+        bool certain;
+        if (!accepts(g, false, x[j], chances.at[j], v, certain)) rejected |= 1u << j;
+        if (!certain) uncertain |= 1u << j;
         x[j] = v * g.scale;
     }
 }
 
-// Whether one of them is taken.
+// Decides in f64 whether one of the first candidates is accepted.
 __device__ bool first_exactly(Whole seed, Whole index, unsigned replay, const GammaShapes& g, float& x)
 {
     const Block w = at_place(0xfffffffcu, index / 4, replay, seed);
     const Block chances = at_place(0xffffffffu, index / 4, replay, seed);
     const unsigned j = index % 4, chance = j & 2 ? (j & 1 ? chances.at[3] : chances.at[2]) : chances.at[j & 1 ? 1 : 0];
     float v;
-    const bool taken = takes_exactly(g, false, j & 2 ? w.at[2] : w.at[0], j & 2 ? w.at[3] : w.at[1], j & 1, chance, v);
+    const unsigned word = j & 2 ? w.at[2] : w.at[0], angle = j & 2 ? w.at[3] : w.at[1];
+    const bool accepted = accepts_exactly(g, false, word, angle, j & 1, chance, v);
     x = v * g.scale;
-    return taken;
+    return accepted;
 }
 
 __device__ float beta(Whole seed, Whole index, unsigned replay, const GammaShapes& g)
@@ -232,37 +234,37 @@ __device__ float beta(Whole seed, Whole index, unsigned replay, const GammaShape
 }
 """
 BOUNDS = r"""
-// Of candidates that begin at one of the bounds: how far the other one is, how much more the rate of exponential
-// candidates is than the bound, and what a candidate's distance is in units of. In standard deviations.
+// For candidates that are measured from one of the bounds: this bound, the distance to the other one, the rate of
+// exponential candidates minus the bound, and the unit of a candidate's distance. All are in standard deviations.
 template <class T> struct Tail { T low, width, excess, unit; };
 
 struct TruncationBounds {
     double low, high;
     Tail<double> exact;
     Tail<float> single;
-    float inner_low, inner_high, outer_low, outer_high;  // far enough within the bounds, and without
+    float inner_low, inner_high, outer_low, outer_high;  // safely inside the bounds, and safely outside
     float origin, scale, least, most;  // the number is origin + scale * x, between the last two
     int method, unused;
 };
 
-// Whether a candidate so far behind the bound is taken.
-template <class T> __device__ bool takes(const Tail<T>& g, int method, T d, T chance, T margin, bool& sure)
+// Whether a candidate at the distance d from the bound is accepted.
+template <class T> __device__ bool accepts(const Tail<T>& g, int method, T d, T chance, T margin, bool& certain)
 {
     T height;
     if (method == 1) height = (g.low + d) * (g.low + d) * (T)-0.5;
     else if (method == 2) height = (d - g.excess) * (d - g.excess) * (T)-0.5;
     else height = -d * (g.low + d * (T)0.5);
     height = sizeof(T) == 8 ? (T)exp((double)height) : (T)power_of_2((float)height * 1.4426950f);
-    sure = chance < height - margin || chance > height + margin;
-    if (method == 2) sure = sure && (d < g.width * (1 - margin) || d > g.width * (1 + margin));
+    certain = chance < height - margin || chance > height + margin;
+    if (method == 2) certain = certain && (d < g.width * (1 - margin) || d > g.width * (1 + margin));
     return chance <= height && (method != 2 || d <= g.width);
 }
 
-// The number that a standard one leads to: rounding does not lead beyond the bounds.
+// The result for a standard normal number, clamped to the bounds in case of rounding.
 __device__ float within(const TruncationBounds& g, float x)
 {
-    const float made = g.origin + g.scale * x;
-    return made < g.least ? g.least : made > g.most ? g.most : made;
+    const float number = g.origin + g.scale * x;
+    return number < g.least ? g.least : number > g.most ? g.most : number;
 }
 
 __device__ float truncated(Whole seed, Whole index, unsigned replay, const TruncationBounds& g)
@@ -273,42 +275,42 @@ __device__ float truncated(Whole seed, Whole index, unsigned replay, const Trunc
         const unsigned part = g.method ? candidate % 2 : candidate % 4 / 2;
         if (g.method ? !part : candidate % 4 == 0) w = at_place(candidate / (g.method ? 2 : 4), index, replay, seed);
         const unsigned one = part ? w.at[2] : w.at[0], two = part ? w.at[3] : w.at[1];
-        bool taken;
+        bool accepted;
         if (g.method == 0) {
             const bool second = candidate % 2;
             if (second) x = other;
             else normals(one, two, x, other);
-            taken = x > g.inner_low && x < g.inner_high;
-            if (!taken && x >= g.outer_low && x <= g.outer_high) {
+            accepted = x > g.inner_low && x < g.inner_high;
+            if (!accepted && x >= g.outer_low && x <= g.outer_high) {
                 const double exact = exact_normal(one, two, second);
-                taken = exact >= g.low && exact <= g.high;
+                accepted = exact >= g.low && exact <= g.high;
             }
         } else {
             const float u = unit_of(one), chance = unit_of(two);
             x = (g.method == 2 ? log_2(u) * -0.69314718f : u) * g.single.unit;
-            bool sure;
-            taken = takes(g.single, g.method, x, chance, MARGIN * 1e-5f, sure);
-            if (!sure) {
+            bool certain;
+            accepted = accepts(g.single, g.method, x, chance, MARGIN * 1e-5f, certain);
+            if (!certain) {
                 const double d = (g.method == 2 ? -log((double)u) : (double)u) * g.exact.unit;
-                taken = takes(g.exact, g.method, d, (double)chance, 0.0, sure);
+                accepted = accepts(g.exact, g.method, d, (double)chance, 0.0, certain);
             }
         }
-        if (taken) break;
+        if (accepted) break;
     }
     return within(g, x);
 }
 
-// As for gamma numbers; of normal candidates alone.
+// As for gamma numbers; only for normal candidates.
 __device__ void first(
-    Whole seed, Whole q, unsigned replay, const TruncationBounds& g, float* x, unsigned& missed, unsigned& open)
+    Whole seed, Whole q, unsigned replay, const TruncationBounds& g, float* x, unsigned& rejected, unsigned& uncertain)
 {
     const Block w = at_place(0xfffffffcu, q, replay, seed);
     normals(w.at[0], w.at[1], x[0], x[1]);
     normals(w.at[2], w.at[3], x[2], x[3]);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-        if (!(x[j] > g.inner_low && x[j] < g.inner_high)) missed |= 1u << j;
-        if ((missed >> j & 1) && x[j] >= g.outer_low && x[j] <= g.outer_high) open |= 1u << j;
+        if (!(x[j] > g.inner_low && x[j] < g.inner_high)) rejected |= 1u << j;
+        if ((rejected >> j & 1) && x[j] >= g.outer_low && x[j] <= g.outer_high) uncertain |= 1u << j;
         x[j] = within(g, x[j]);
     }
 }
@@ -330,33 +332,33 @@ __device__ int lowest(unsigned bits) { return __builtin_ctz(bits); }
 #endif
 
 extern "C" __global__ void FUNCTION(
-    Number* out, Whole seed, Whole offset, Whole count, const GIVEN given, const unsigned* replays)
+    Number* out, Whole seed, Whole offset, Whole count, const PARAMETERS parameters, const unsigned* replays)
 {
     const Whole step = (Whole)gridDim.x * blockDim.x, start = (Whole)blockIdx.x * blockDim.x + threadIdx.x;
     const unsigned replay = replays ? *replays : 0;
 #if BY_QUADS
     for (Whole q = offset / 4 + start; q < (offset + count + 3) / 4; q += step) {
         float x[4];
-        unsigned missed = 0, open = 0;
-        first(seed, q, replay, given, x, missed, open);
+        unsigned rejected = 0, uncertain = 0;
+        first(seed, q, replay, parameters, x, rejected, uncertain);
         Group group;
 #pragma unroll
         for (int j = 0; j < 4; ++j) write(group.at[j], x[j]);
         put(out, group, (long long)(GROUP * q - offset), count, is_aligned(out, offset));
-        // Those that are not taken are drawn by their own streams, where they lie: the loop needs to hold none of them.
+        // Rejected ones are drawn from their own streams and written to memory, so the loop need not hold them.
 #pragma unroll 1
-        for (unsigned left = missed | open; left; left &= left - 1) {
+        for (unsigned left = rejected | uncertain; left; left &= left - 1) {
             const int j = lowest(left);
             const Whole at = 4 * q + j - offset;
-            if (at >= count) continue;  // one before the first is a large number
-            float made;
-            if (!(open >> j & 1) || !first_exactly(seed, 4 * q + j, replay, given, made))
-                made = METHOD(seed, 4 * q + j, replay, given);
-            write(out[at], made);
+            if (at >= count) continue;  // an index before the first wraps to a large number
+            float number;
+            if (!(uncertain >> j & 1) || !first_exactly(seed, 4 * q + j, replay, parameters, number))
+                number = METHOD(seed, 4 * q + j, replay, parameters);
+            write(out[at], number);
         }
     }
 #else
-    for (Whole i = start; i < count; i += step) write(out[i], METHOD(seed, offset + i, replay, given));
+    for (Whole i = start; i < count; i += step) write(out[i], METHOD(seed, offset + i, replay, parameters));
 #endif
 }
 """

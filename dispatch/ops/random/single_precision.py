@@ -1,4 +1,4 @@
-"""Which numbers are drawn by rejection in f32, and what their kernels (single_kernels.py) take by value."""
+"""Decides which numbers are drawn by rejection in f32, and computes their kernels' arguments (single_kernels.py)."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from dispatch.keys import F64
 
 __all__ = ["constants", "is_by_quads", "is_single", "shapes_of", "single_values", "truncation_method"]
 
-LEAST_SHAPE = 0.05  # of smaller ones the logarithms of f32 are too coarse
-LARGEST_SHAPE = 1e30
-EXTREME = 1e30  # beyond it, or below its inverse, f32 does not hold what leads to the number
+MIN_SHAPE = 0.05  # for smaller shapes, logarithms in f32 are too imprecise
+MAX_SHAPE = 1e30
+EXTREME = 1e30  # above it, or below its inverse, f32 cannot hold intermediate results
 FARTHEST = 1e15  # standard deviations
-AROUND = 2.5066282746310002  # sqrt(2 pi): from such a width on normal candidates are the better ones
-NEAR = 3e-5  # of a normal number of f32: it is off by 6e-6 at most
+AROUND = 2.5066282746310002  # sqrt(2 pi): from this width on, normal candidates are accepted more often
+NEAR = 3e-5  # the margin for a normal number in f32, whose error is at most 6e-6
 
 
 class GammaShape(ctypes.Structure):
-    """As in the kernel."""
+    """The struct GammaShape of the kernel."""
 
     _fields_: ClassVar[Any] = [
         *((name, ctypes.c_double) for name in ("w", "c")),
@@ -30,7 +30,7 @@ class GammaShape(ctypes.Structure):
 
 
 class GammaShapes(ctypes.Structure):
-    """As in the kernel."""
+    """The struct GammaShapes of the kernel."""
 
     _fields_: ClassVar[Any] = [
         *(("one", GammaShape), ("other", GammaShape), ("scale", ctypes.c_float), ("is_small", ctypes.c_int)),
@@ -38,7 +38,7 @@ class GammaShapes(ctypes.Structure):
 
 
 class TruncationBounds(ctypes.Structure):
-    """As in the kernel; of a Tail its numbers, one behind the other."""
+    """The struct TruncationBounds of the kernel; each Tail is an array of its four numbers."""
 
     _fields_: ClassVar[Any] = [
         *(("low", ctypes.c_double), ("high", ctypes.c_double)),
@@ -53,10 +53,11 @@ class TruncationMethod(NamedTuple):
     """How a truncated normal number is drawn.
 
     Attributes:
-        kind: 0 for normal candidates; for uniform ones 1 around 0 and 3 in a tail, for exponential ones in a tail 2.
-        low, high: the bounds in standard deviations; of the lower tail those of its mirror image.
+        kind: 0 for normal candidates, 1 for uniform candidates if the bounds enclose 0, 2 for exponential candidates in
+            a tail, 3 for uniform candidates in a tail.
+        low, high: the bounds in standard deviations; for the lower tail those of its mirror image.
         sign: -1 for the mirror image.
-        rate: of exponential candidates.
+        rate: the rate of exponential candidates.
     """
 
     kind: int
@@ -67,17 +68,17 @@ class TruncationMethod(NamedTuple):
 
     @property
     def width(self) -> float:
-        """From one bound to the other."""
+        """The distance between the bounds."""
         return self.high - self.low
 
     @property
     def unit(self) -> float:
-        """What a candidate's distance from the bound is this times: an exponential number, or a uniform one."""
+        """The unit of a candidate's distance from the bound; the factor is an exponential or a uniform number."""
         return 1 / self.rate if self.kind == 2 else self.width
 
 
 def truncation_method(request: Any) -> TruncationMethod:
-    """How the numbers of a request are drawn, which hangs on its bounds."""
+    """The method for a request, by its bounds."""
     low, high = request.standard
     if low <= 0 <= high:
         return TruncationMethod(0 if high - low > AROUND else 1, low, high, 1, 1.0)
@@ -90,15 +91,15 @@ def truncation_method(request: Any) -> TruncationMethod:
 
 
 def is_single(request: Any) -> bool:
-    """Whether numbers are drawn in f32: those of other dtypes than f64, but for parameters that f32 does not carry."""
+    """Whether numbers are drawn in f32: all dtypes except f64, unless the parameters exceed the range of f32."""
     if request.kind is F64:
         return False
     if request.op == "random_gamma":
         shape = float(request.shape_parameter)
         size = float(request.scale) * max(shape, 1.0)
-        return LEAST_SHAPE <= shape <= LARGEST_SHAPE and 1 / EXTREME <= size <= EXTREME
+        return MIN_SHAPE <= shape <= MAX_SHAPE and 1 / EXTREME <= size <= EXTREME
     if request.op == "random_beta":
-        return all(LEAST_SHAPE <= float(shape) <= LARGEST_SHAPE for shape in (request.a, request.b))
+        return all(MIN_SHAPE <= float(shape) <= MAX_SHAPE for shape in (request.a, request.b))
     if request.op != "random_truncated_normal":
         return False
     near = min(map(abs, request.standard))
@@ -108,39 +109,39 @@ def is_single(request: Any) -> bool:
 
 
 def is_by_quads(request: Any) -> bool:
-    """Whether first candidates come from blocks that neighbours share: normal ones that are often taken."""
+    """Whether first candidates come from shared blocks: only for normal candidates, which are usually accepted."""
     if request.op == "random_truncated_normal":
         return truncation_method(request).kind == 0
     return bool(request.op == "random_gamma" and request.shape_parameter >= 1)
 
 
 def shapes_of(request: Any) -> tuple[tuple[float, ...], bool]:
-    """The shapes that a request needs gamma numbers of, and whether one of them is below 1."""
+    """The shapes of the gamma numbers that a request needs, and whether one of them is below 1."""
     names = ("a", "b") if request.op == "random_beta" else ("shape_parameter",)
     shapes = tuple(float(getattr(request, name)) for name in names)
     return shapes, min(shapes) < 1
 
 
 def constants(shape: float) -> tuple[float, float]:
-    """w and c of Marsaglia and Tsang's method, of a shape or, of one below 1, of what is larger by 1."""
+    """w and c of Marsaglia and Tsang's method for a shape; for a shape below 1, those of shape + 1."""
     w = (shape if shape >= 1 else shape + 1) - 1 / 3
     return w, 1 / math.sqrt(9 * w)
 
 
 def single_values(request: Any) -> tuple[Any, ...]:
-    """What the kernel takes behind the offset."""
-    given = bounds_values(request) if request.op == "random_truncated_normal" else shapes_values(request)
-    return ctypes.c_uint64(request.count), given
+    """The kernel's arguments after the offset."""
+    parameters = bounds_values(request) if request.op == "random_truncated_normal" else shapes_values(request)
+    return ctypes.c_uint64(request.count), parameters
 
 
 def shapes_values(request: Any) -> GammaShapes:
     shapes, is_small = shapes_of(request)
-    made = []
+    structs = []
     for shape in shapes:
         w, c = constants(shape)
-        made.append(GammaShape(w, c, w, c, 1 / shape if shape < 1 else 0.0))
-    scale = request.scale * made[0].w if request.op == "random_gamma" else 1.0
-    return GammaShapes(made[0], made[-1], scale, is_small)
+        structs.append(GammaShape(w, c, w, c, 1 / shape if shape < 1 else 0.0))
+    scale = request.scale * structs[0].w if request.op == "random_gamma" else 1.0
+    return GammaShapes(structs[0], structs[-1], scale, is_small)
 
 
 def bounds_values(request: Any) -> TruncationBounds:
@@ -156,6 +157,6 @@ def bounds_values(request: Any) -> TruncationBounds:
 
 
 def rounded(number: float) -> float:
-    """A number as f32 has it, infinite where it is too large."""
+    """A number rounded to f32, infinite if it is too large."""
     with np.errstate(over="ignore"):
         return float(np.float32(number))

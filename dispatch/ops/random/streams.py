@@ -1,25 +1,25 @@
-"""Where the bits of numbers come from that are drawn element by element: counters of Philox, and streams of words.
+"""The random bits of numbers that are drawn element by element: Philox's counters, and streams of words.
 
-A counter is (block, place, place, 2^31 + replay), whose second and third word are the halves of a place; no other
-numbers have the upper bit of the last word set. These blocks there are:
+A counter is (block, place, place, 2^31 + replay); the second and the third word are the halves of a 64-bit place. Only
+these numbers have the upper bit of the last word set. The blocks are:
 
-| block | place | whose words |
+| block | place | words |
 |---|---|---|
 | 0, 1, 2, … | an element's index | the element's own stream: as many blocks as it needs, far fewer than 2^32 |
-| 2^32 - 1 | a quad: an index divided by 4 | a word for each of four neighbours |
-| 2^32 - 2, 2^32 - 3 | a quad | two words for each: of the first two neighbours, and of the other two |
-| 2^32 - 4 | a quad | two words for each two neighbours: a pair of normal numbers, of which each takes one |
+| 2^32 - 1 | a quad: an index divided by 4 | one word for each of four neighbours |
+| 2^32 - 2, 2^32 - 3 | a quad | two words for each element: of the first two neighbours, and of the other two |
+| 2^32 - 4 | a quad | two words for every two neighbours: a pair of normal numbers, one for each of them |
 
-A word of a quad is its element's alone, or gives a normal number that is independent of the other one: so numbers of
-two calls that are neighbours in a quad are independent, whatever kinds they are. What a word of a quad does not decide,
-an element's own stream does. `reference_distributions.py` has the same in NumPy.
+A word of a quad belongs to one element, or gives one of two independent normal numbers. So numbers of two calls that
+are neighbours in a quad are independent, whatever their kinds. If the word of a quad is rejected or does not decide,
+the element's own stream is used. `reference_distributions.py` has the same in NumPy.
 """
 
 from __future__ import annotations
 
 __all__ = ["BELOW", "LAST_BLOCK", "NEIGHBOURS", "STREAM", "SUM", "TAG"]
 
-TAG = 0x80000000  # of the last word of a counter
+TAG = 0x80000000  # set in the last word of a counter
 LAST_BLOCK = (1 << 32) - 1
 
 STREAM = r"""
@@ -44,7 +44,7 @@ __device__ Draw stream_of(Whole seed, Whole index, unsigned replay)
     return d;
 }
 
-// The next two words of a stream, as the halves of one.
+// The next two words of a stream, as the halves of a word of 64 bits.
 __device__ Whole pair(Draw& d)
 {
     if (d.used % 2 == 0) d.block = at_place(d.used / 2, d.index, d.replay, d.seed);
@@ -61,8 +61,8 @@ __device__ unsigned upper(unsigned x, unsigned y) { return (unsigned)((Whole)x *
 __device__ Whole upper(Whole x, Whole y) { return (Whole)((unsigned __int128)x * y >> 64); }
 #endif
 
-// A whole number below `range`: the upper half of a product, whose lower half tells that the word is one too many,
-// where it is less than 2^64 modulo the range.
+// An integer below `range`: the upper half of a product. The word is rejected if the lower half is less than 2^64
+// modulo the range.
 __device__ Whole below(Draw& d, Whole range, Whole least)
 {
     for (;;) {
@@ -71,20 +71,21 @@ __device__ Whole below(Draw& d, Whole range, Whole least)
     }
 }
 """
-# Behind GROUPS (groups.py).
-# Of numbers of 8 bytes two groups share a block: two neighbouring threads compute one each, that of their groups now or
-# that of their next ones, and exchange halves. So pairs of threads begin with pairs of groups, and end with them.
+# Needs GROUPS (groups.py) before it.
+# For numbers of 8 bytes two groups share a block. Two neighbouring threads compute one block each, one for their
+# current groups and one for their next groups, and exchange halves. So pairs of threads begin and end with pairs of
+# groups.
 NEIGHBOURS = r"""
 constexpr Whole IN_PAIRS = GROUP == 2 ? ~(Whole)1 : ~(Whole)0;
 
-struct Held { unsigned words[2]; bool is_there; };
+struct Held { unsigned words[2]; bool is_valid; };
 
-// The words of 32 bits of a group, of which every next one lies `step` further: a quad's block, or half of it.
+// The words of 32 bits of a group: a quad's block, or half of it. A thread's next group is `step` groups further.
 __device__ void words_of(Whole g, Whole step, unsigned replay, Whole seed, unsigned* words, Held& held)
 {
 #ifdef __CUDACC__
     if (GROUP == 2) {
-        if (held.is_there) {
+        if (held.is_valid) {
             words[0] = held.words[0], words[1] = held.words[1];
         } else {
             const bool later = g % 2;
@@ -98,7 +99,7 @@ __device__ void words_of(Whole g, Whole step, unsigned replay, Whole seed, unsig
                 held.words[j] = later ? own : theirs;
             }
         }
-        held.is_there = !held.is_there;
+        held.is_valid = !held.is_valid;
         return;
     }
 #endif
@@ -108,7 +109,7 @@ __device__ void words_of(Whole g, Whole step, unsigned replay, Whole seed, unsig
     for (int j = 0; j < GROUP; ++j) words[j] = later ? block.at[(j + 2) % 4] : block.at[j];
 }
 """
-# In as many bits as whole numbers have, or 32, which their sum is taken modulo.
+# The sum is computed with as many bits as the integers have, or with 32, and wraps around.
 SUM = r"""
 __device__ Number sum(Whole low, Whole x)
 {

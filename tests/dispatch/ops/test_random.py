@@ -15,7 +15,7 @@ from cudabind.sys import curand
 from dispatch.errors import BadRequest, NoRow
 from dispatch.keys import HOST
 from dispatch.libraries.nvrtc.philox import philox
-from dispatch.ops.random import begins_anew
+from dispatch.ops.random import restarts_sequence
 from dispatch.ops.random.cases import FORMS, cases
 from dispatch.ops.random.distribution_kernels import MODES, draws_kernel
 from dispatch.ops.random.philox_kernels import kernel_of
@@ -232,7 +232,11 @@ def test_dimensions_of_quasi_random_numbers_are_the_first_axis(dev):
         (lambda d: dp.random_bits(d, 3, 7, bit_generator="sobol32"), "seed", "SOBOL32 has no seed"),
         (lambda d: dp.random_bits(d, 3, bit_generator="sobol32", dimensions=20001), "dimensions", "to 20000"),
         (lambda d: dp.random_bits(d, (4, 2), bit_generator="sobol32", dimensions=2), "size", "(2, …)"),
-        (lambda d: dp.random_bits(d, 3, 0, 2**32 - 2, bit_generator="sobol32"), "offset", "4294967296 of SOBOL32"),
+        (
+            lambda d: dp.random_bits(d, 3, 0, 2**32 - 2, bit_generator="sobol32"),
+            "offset",
+            "4294967296 points of SOBOL32",
+        ),
         (lambda d: dp.random_uniform(d, 3, out=d.empty((4,))), "out", "f32[3]"),
         (lambda d: dp.random_uniform(d, 3, out=d.empty((6,))[::2]), "out", "C order"),
         (lambda d: dp.random.Generator(0.5, device=d), "seed", "a whole number"),
@@ -331,7 +335,7 @@ def test_a_generator_goes_on_from_a_state(dev):
     other.state = state
     np.testing.assert_array_equal(other.bits(3, "u64").numpy(), generator.bits(3, "u64").numpy())
     assert other.spawn(1)[0].seed == generator.spawn(1)[0].seed
-    with pytest.raises(BadRequest, match="that of PHILOX4_32_10; expected that of XORWOW"):
+    with pytest.raises(BadRequest, match="the state of PHILOX4_32_10; expected a state of XORWOW"):
         dp.random.Generator(1, "xorwow", device=dev).state = generator.state
     with pytest.raises(BadRequest, match="state: got 3"):
         other.state = 3
@@ -365,7 +369,7 @@ def test_without_curand_the_host_has_numpys_philox(dev, monkeypatch):
         generator = dp.random.Generator(5, device=dev)
         assert generator.library_used == "numpy"
         np.testing.assert_array_equal(generator.random(100).numpy(), right)
-        with pytest.raises(NoRow, match=r"cuRAND is not there: libcurand\.so"):
+        with pytest.raises(NoRow, match=r"cuRAND is not installed: libcurand\.so"):
             dp.random.Generator(5, "xorwow", device=dev).random(3)
     finally:
         dev.executor().forget()
@@ -382,6 +386,6 @@ def test_a_generator_that_does_not_begin_anew_is_refused_on_a_gpu():
     rows = [row for row in dp.TABLE if row.library == "curand" and row.min_arch != HOST]
     for name, is_host, refused in (("MTGP32", False, True), ("MTGP32", True, False), ("MT19937", False, False)):
         request = SimpleNamespace(device=SimpleNamespace(is_host=is_host), generator=BitGenerator[name])
-        assert bool(begins_anew(request)) == refused
+        assert bool(restarts_sequence(request)) == refused
     assert rows
-    assert all(begins_anew in row.rules for row in rows)
+    assert all(restarts_sequence in row.rules for row in rows)

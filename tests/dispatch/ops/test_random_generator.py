@@ -27,7 +27,7 @@ def generator(seed=7, *args, **choices):
         (lambda rng: rng.truncated_normal(scale=-1), "scale: got -1"),
         (
             lambda rng: rng.uniform(-3e38, 3e38, 3),
-            "high: got 3e[+]38; expected one whose distance from low f32 can hold",
+            "high: got 3e[+]38; expected a number whose distance from low f32 can hold",
         ),
         (lambda rng: rng.uniform(0, 1e39, 3), "high: got 1e[+]39"),
         (lambda rng: rng.uniform(0, 1e5, 3, "f16"), "high: got 100000.0; .* 65504"),

@@ -117,7 +117,7 @@ class Recorder:
         pool.graphs.append(graph)
         return graph, found
 
-    def on_own_stream(self):
+    def on_recording_stream(self):
         return nullcontext()
 
     @contextmanager
@@ -143,7 +143,7 @@ def patch(monkeypatch):
     one = Recorder()
     monkeypatch.setattr(graphs, "_recorder", lambda _: one)
     monkeypatch.setattr(graphs, "_current_device", lambda: -1)
-    monkeypatch.setattr(graphs, "_captured", lambda: False)
+    monkeypatch.setattr(graphs, "_is_capturing", lambda: False)
     monkeypatch.setattr(training_call, "DEVICE_TYPE", "cpu")
     for module in (graphs, model_state):
         monkeypatch.setattr(module, "on_gpu", lambda _: True)

@@ -152,7 +152,7 @@ def test_what_does_not_fit_is_refused_by_name():
         (lambda: attend(q, k, v, mask.float()), "attn_mask: got a tensor of torch.float32 on cpu"),
         (
             lambda: attend(q, k, v, mask[:5]),
-            r"attn_mask: got shape \(5, 9\); expected what broadcasts to \(2, 4, 6, 9\)",
+            r"attn_mask: got shape \(5, 9\); expected a shape that broadcasts to \(2, 4, 6, 9\)",
         ),
         (lambda: attend(q, k, v, mask[None, None, None]), "attn_mask: got shape"),
         (lambda: attend(q, k, v, mask, is_causal=True), "attn_mask: got a mask with is_causal"),

@@ -106,7 +106,7 @@ def test_a_linear_layer_alone_is_kept(calls):
     report = agree(model, torch.randn(5, 7, dtype=F64), 1e-12)
     assert whats(report.replaced) == ["Linear + ReLU"]
     assert calls == ["linear"]
-    assert [(note.what, note.why) for note in report.kept] == [("Linear", "no ReLU or GELU is right behind it")]
+    assert [(note.what, note.why) for note in report.kept] == [("Linear", "no ReLU or GELU follows it directly")]
     assert str(report).startswith("1 replaced, 1 kept\n  2: Linear + ReLU\n")
 
 
@@ -192,7 +192,7 @@ def test_gelu_by_erf_is_kept_and_said():
     before = model(x)
     report = fuse(model)
     assert not report.replaced
-    assert [note.why.split(":")[0] for note in report.kept] == ["GELU is the exact one, by erf"] * 2
+    assert [note.why.split(",")[0] for note in report.kept] == ["GELU is the exact one (erf)"] * 2
     assert torch.equal(model(x), before)
 
 
@@ -221,7 +221,7 @@ class Odd(nn.Module):
 @pytest.mark.parametrize(
     ("way", "why"),
     [
-        ("twice", "its result is read by others, too"),
+        ("twice", "its result has other readers, too"),
         ("branch", "torch.fx cannot trace its forward"),
         ("padding", "its padding is 'same', zeros"),
     ],
@@ -333,7 +333,7 @@ def test_a_second_time_changes_nothing():
     model = mlp()
     first, second = fuse(model), fuse(model)
     assert not second.replaced
-    assert second.kept[0].why == "it has a forward of its own already"
+    assert second.kept[0].why == "it has its own forward attribute already"
     second.undo()
     assert "forward" in model.__dict__
     first.undo()
@@ -383,7 +383,7 @@ def test_autocast():
 
 def test_a_report_that_is_taken_for_the_model_says_so():
     report = fuse(mlp())
-    with pytest.raises(AttributeError, match=r"no attribute 'parameters'; .* go on with the model"):
+    with pytest.raises(AttributeError, match=r"no attribute 'parameters'; .* use the model"):
         report.parameters()
     with pytest.raises(TypeError, match=r"a Report is no model; .* call the model"):
         report(torch.ones(2, 2))

@@ -66,7 +66,7 @@ def recorder(monkeypatch):
 def patch(monkeypatch, one):
     monkeypatch.setattr(graphs, "_recorder", lambda _: one)
     monkeypatch.setattr(graphs, "_current_device", lambda: -1)
-    monkeypatch.setattr(graphs, "_captured", lambda: False)
+    monkeypatch.setattr(graphs, "_is_capturing", lambda: False)
     for module in (graphs, model_state):
         monkeypatch.setattr(module, "on_gpu", lambda _: True)
 
@@ -136,7 +136,7 @@ def test_a_call_that_was_made_often_is_replayed():
     for _ in range(5):
         call(model, torch.randn(2, 4))
     assert (report.graphs.recorded, report.graphs.replayed) == (1, 5)
-    assert report.graphs.reasons == {"it is learnt": graphs.RUNS_BEFORE}
+    assert report.graphs.reasons == {"it runs eagerly before a recording": graphs.RUNS_BEFORE}
     assert "forward as a CUDA graph" in str(report)
     assert "1 recorded, 5 replays" in repr(report.graphs)
 
@@ -215,7 +215,9 @@ def test_training_gradients_autocast_and_hooks_everywhere_run_the_forward(monkey
     model.eval()
     often(model, x)
     assert report.graphs.replayed > replayed
-    assert report.graphs.reasons["it is learnt"] == 2 * graphs.RUNS_BEFORE + 1, "the call with gradients, too"
+    assert report.graphs.reasons["it runs eagerly before a recording"] == 2 * graphs.RUNS_BEFORE + 1, (
+        "the call with gradients, too"
+    )
 
 
 class Counts(nn.Module):
@@ -253,7 +255,7 @@ class GivesObject(nn.Module):
         (Counts, "writes to"),
         (WritesOperand, "writes to"),
         (GivesWeight, "memory of a parameter"),
-        (GivesObject, "gives back a object"),
+        (GivesObject, "returns a object"),
     ],
 )
 def test_a_forward_that_no_graph_stands_for_is_not_recorded(kind, said, recorder):
@@ -278,7 +280,7 @@ def test_operands_that_are_no_tensors_run_the_forward():
     with torch.no_grad():
         for _ in range(graphs.RUNS_BEFORE + 2):
             model([torch.zeros(3)])
-    assert report.graphs.reasons == {"an operand is a list, which a graph does not know": graphs.RUNS_BEFORE + 2}
+    assert report.graphs.reasons == {"an operand is a list, which a graph does not support": graphs.RUNS_BEFORE + 2}
 
 
 def test_what_cannot_be_recorded_is_tried_once_and_no_more_than_twice_in_all(recorder):

@@ -156,9 +156,9 @@ def test_what_torch_refuses_is_refused():
 @pytest.mark.parametrize(
     ("choices", "why"),
     [
-        ({"kdim": 16}, "its keys or values have another width than its queries"),
-        ({"add_zero_attn": True}, "it adds a key and a value of its own"),
-        ({"add_bias_kv": True}, "it adds a key and a value of its own"),
+        ({"kdim": 16}, "its keys or values have a different width than its queries"),
+        ({"add_zero_attn": True}, "it adds a key and a value (bias_k, bias_v or add_zero_attn)"),
+        ({"add_bias_kv": True}, "it adds a key and a value (bias_k, bias_v or add_zero_attn)"),
     ],
 )
 def test_attention_that_is_kept_says_why(choices, why):
@@ -166,7 +166,7 @@ def test_attention_that_is_kept_says_why(choices, why):
     assert [(note.what, note.why) for note in report.kept] == [("MultiheadAttention", why)]
     assert not report.replaced
     narrow = fuse(nn.MultiheadAttention(WIDTH, 8)).kept
-    assert narrow[0].why == "its heads are 4 wide: cuDNN takes multiples of 8 up to 256"
+    assert narrow[0].why == "its head size is 4: cuDNN supports multiples of 8 up to 256"
 
 
 def test_dropout_of_attention(calls):

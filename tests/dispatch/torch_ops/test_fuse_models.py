@@ -79,7 +79,7 @@ def test_batch_norms_are_folded(sums):
         report = agree(block(sums), x, 1e-11)
         last = "Conv2d + BatchNorm2d + ReLU" if sums == "none" else "Conv2d + BatchNorm2d + sum + ReLU"
         assert whats(report.replaced) == ["Conv2d + BatchNorm2d", "Conv2d + BatchNorm2d + ReLU", last]
-        assert {note.why for note in report.kept} == {"its batch norm is folded in eval mode alone"}
+        assert {note.why for note in report.kept} == {"its batch norm is only folded in eval mode"}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -144,7 +144,7 @@ def test_batch_norms_that_are_kept_say_why():
         ("statistics", "its batch norm has no running statistics"),
         ("padding", "its padding is 'same', zeros"),
         ("hooks", "bn has hooks"),
-        ("twice", "its result is read by others, too"),
+        ("twice", "its result has other readers, too"),
     ):
         model, x = Odd(way).eval(), torch.randn(1, 1, 5, 5)
         before = model(x)

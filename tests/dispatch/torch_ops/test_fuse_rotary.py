@@ -197,7 +197,9 @@ def test_a_decorator_that_hides_what_it_wraps_is_kept():
     Hidden.forward = hiding(Turned.forward)
     report = fuse(Hidden())
     assert not report.replaced
-    assert "a decorator of its forward does not say what it calls" in {note.why for note in report.kept}
+    assert "a decorator of its forward does not hold the wrapped function in its closure" in {
+        note.why for note in report.kept
+    }
 
 
 def test_hooks_copies_and_a_second_fuse(calls):

@@ -212,11 +212,11 @@ def test_dropout_by_our_op(calls):
 @pytest.mark.parametrize(
     ("kind", "chosen", "why"),
     [
-        (Attention, "eager", "its config chooses 'eager' for attention, not 'sdpa': "),
+        (Attention, "eager", "its config selects 'eager' for attention, not 'sdpa': "),
         (Compares, "sdpa", "its forward compares the name of its attention function with 'sdpa'"),
-        (OfItsOwn, "sdpa", "it does not read config._attn_implementation of its own"),
+        (OfItsOwn, "sdpa", "its forward does not read config._attn_implementation itself"),
         (Capped, "sdpa", "it caps its scores"),
-        (Biased, "sdpa", "it adds a bias by position to its scores"),
+        (Biased, "sdpa", "it adds a position bias to its scores"),
     ],
 )
 @pytest.mark.usefixtures("stand_in")

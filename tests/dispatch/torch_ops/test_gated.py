@@ -119,8 +119,8 @@ X = torch.ones(2, 3)
     ("given", "text"),
     [
         ((X.long(), X), "gate: got a tensor of torch.int64"),
-        ((X, X.half()), "up: got a tensor of torch.float16; expected torch.float32, that of gate"),
-        ((X, X[:1]), r"up: got shape \(1, 3\); expected \(2, 3\), that of gate"),
+        ((X, X.half()), "up: got a tensor of torch.float16; expected torch.float32, the dtype of gate"),
+        ((X, X[:1]), r"up: got shape \(1, 3\); expected \(2, 3\), the shape of gate"),
         ((X, X, "tanh"), "mode: got 'tanh'; expected one of silu, gelu, gelu_tanh, relu, sigmoid"),
     ],
 )

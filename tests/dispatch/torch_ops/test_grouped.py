@@ -152,13 +152,13 @@ def test_what_does_not_fit_is_refused_by_name():
         (lambda: grouped_linear(x.float(), weight.float(), ends), "x: got a tensor of torch.float32"),
         (lambda: grouped_linear(x[None], weight, ends), "x: got shape"),
         (lambda: grouped_linear(x, weight.mT, ends), r"weight: got shape \(4, 16, 24\); expected \(groups, out, 16\)"),
-        (lambda: grouped_linear(x, weight, ends[1:]), "ends: got .*expected 4 whole numbers"),
-        (lambda: grouped_linear(x, weight, [3, 2, 8, 10]), "ends: got .*do not fall, at most 10"),
-        (lambda: grouped_linear(x, weight, [3, 3, 8, 11]), "ends: got .*do not fall, at most 10"),
-        (lambda: grouped_linear(x, weight, torch.tensor([3, 3, 8, 11])), "ends: got .*do not fall, at most 10"),
+        (lambda: grouped_linear(x, weight, ends[1:]), "ends: got .*expected 4 integers"),
+        (lambda: grouped_linear(x, weight, [3, 2, 8, 10]), "ends: got .*do not decrease, at most 10"),
+        (lambda: grouped_linear(x, weight, [3, 3, 8, 11]), "ends: got .*do not decrease, at most 10"),
+        (lambda: grouped_linear(x, weight, torch.tensor([3, 3, 8, 11])), "ends: got .*do not decrease, at most 10"),
         (lambda: grouped_linear(x, weight, torch.tensor([3.0, 3.0, 8.0, 10.0])), "ends: got torch.float32 of shape"),
         (lambda: grouped_linear(x, weight, torch.tensor(ends)[:3]), r"ends: got torch.int64 of shape \(3,\)"),
-        (lambda: grouped_linear(x, weight, [3, 3, 8, 1e9]), "ends: got .*expected 4 whole numbers"),
+        (lambda: grouped_linear(x, weight, [3, 3, 8, 1e9]), "ends: got .*expected 4 integers"),
     ):
         with pytest.raises(BadRequest, match=text):
             call()

@@ -11,10 +11,10 @@ from dispatch.errors import BadRequest  # noqa: E402
 
 CALLS = {
     "linear": (lambda x: dt.linear(x, torch.ones(5, 7)), ("weight", "shape (5, 7)", "(out, 8), for x (4, 8)")),
-    "norm": (lambda x: dt.rms_norm(x, (8,), torch.ones(7)), ("weight", "shape (7,)", "(8,), that is normalized")),
+    "norm": (lambda x: dt.rms_norm(x, (8,), torch.ones(7)), ("weight", "shape (7,)", "(8,), the normalized_shape")),
     "mixed": (
         lambda x: dt.linear(x, torch.ones(5, 8, dtype=torch.float16)),
-        ("weight", "a tensor of torch.float16", "torch.float32, that of x", "torch.autocast"),
+        ("weight", "a tensor of torch.float16", "torch.float32, the dtype of x", "torch.autocast"),
     ),
 }
 

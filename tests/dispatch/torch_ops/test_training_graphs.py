@@ -46,7 +46,7 @@ def test_steps_of_an_optimizer_are_those_without_graphs(name, to_none):
             kept.append([(p.grad, p.grad.clone()) for p in model.parameters()])
     assert report.graphs.recorded == 1
     assert report.graphs.replayed == 8
-    assert report.graphs.reasons == {"it is learnt": BEFORE}
+    assert report.graphs.reasons == {"it runs eagerly before a recording": BEFORE}
     for grads in kept:
         assert all(torch.equal(now, then) for now, then in grads), "gradients are the caller's"
 
@@ -152,7 +152,7 @@ def test_two_forwards_before_a_backward(order):
             found[i].backward()
     alike(model, twin)
     assert report.graphs.replayed == 3
-    assert report.graphs.reasons["the backward pass of a replay before is still to come"] == 1
+    assert report.graphs.reasons["the backward pass of an earlier replay is pending"] == 1
 
 
 def test_the_sum_of_two_losses():

@@ -143,19 +143,19 @@ class OwnTensor(nn.Module):
 
 
 REFUSED = {
-    ReadsHidden: "no parameters of the model",
+    ReadsHidden: "not parameters of the model",
     DrawsOnHost: "random numbers on the host",
     Counts: "sets attributes",
-    CountsInside: "differ",
+    CountsInside: "different results",
     Waits: "cannot be captured",
     GivesOperand: "memory of an operand",
     GivesWeight: "memory of an operand",
     WritesParameter: "writes to",
     WritesOperand: "writes to",
-    GivesObject: "gives back a object",
-    Frozen: "nothing of it requires",
+    GivesObject: "returns a object",
+    Frozen: "none of its results requires",
     Sparse: "sparse",
-    OwnTensor: "no parameter requires a gradient",
+    OwnTensor: "not a parameter requires a gradient",
 }
 
 
@@ -190,7 +190,7 @@ def test_a_call_without_a_backward_pass_is_not_recorded():
     for turn in range(training_graphs.UNUSED + 4):
         assert model(operand(turn)).requires_grad
     assert report.graphs.recorded == 0
-    assert any("no gradient is taken" in reason for reason in report.graphs.reasons)
+    assert any("no backward pass follows" in reason for reason in report.graphs.reasons)
 
 
 def test_failures_are_few():

@@ -159,7 +159,7 @@ def test_a_gradient_is_refused(which):
     {"x": x, "weight": weight, **leaves}[which].requires_grad_()
     y = tree_linear(x, weight, gated, **leaves)
     assert y.requires_grad
-    with pytest.raises(BadRequest, match="no gradient: a tree is computed forward alone"):
+    with pytest.raises(BadRequest, match="no backward pass: a tree has no gradient"):
         y.sum().backward()
     with torch.no_grad():
         assert not tree_linear(x, weight, gated, **leaves).requires_grad
@@ -175,7 +175,7 @@ def test_what_does_not_fit_is_refused_by_name():
         ),
         (lambda: tree_linear(x, weight, gated, **{**leaves, "scale": "1"}), "scale: got a str"),
         (lambda: tree_linear(x, weight, "relu"), "tree: got a str"),
-        (lambda: tree_linear(x, weight, lambda _: 1.0), "tree: got a function that gives a float"),
+        (lambda: tree_linear(x, weight, lambda _: 1.0), "tree: got a function that returns a float"),
         (lambda: tree_linear(x, weight, evt.silu(evt.row("given"))), "operands.*got nothing; expected the row"),
         (lambda: tree_linear(x, weight, evt.silu(evt.accumulator()), more=x[0, :1]), "operands.*expected one of none"),
         (lambda: tree_linear(x, weight.float(), gated, **leaves), "weight: got a tensor of torch.float32"),
