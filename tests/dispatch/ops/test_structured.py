@@ -145,7 +145,11 @@ def test_products_are_numpys_from_both_sides(dtype, rng):
     compute = {"compute": "tf32"} if dtype == "f32" else {}
     several = S.compress(DEV.array(np.stack([dense.numpy(), dense.numpy()])))
     # NumPy adds up in another order for other extents: on some processors the last bits differ.
-    for found, expected in ((S.linear(batch, a, **compute), exact.T), (x @ several.mT, exact.T), (several @ x.T, exact)):
+    for found, expected in (
+        (S.linear(batch, a, **compute), exact.T),
+        (x @ several.mT, exact.T),
+        (several @ x.T, exact),
+    ):
         assert found.shape[1:] == expected.shape
         assert np.abs(found.numpy().astype("f8") - expected).max() <= tolerance * np.abs(expected).max()
 
