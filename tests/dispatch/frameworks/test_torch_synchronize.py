@@ -86,7 +86,7 @@ def test_errors_are_told_by_torch(gpu, synchronize, told):
     assert told == ["cuda:3", 3]
 
 
-@pytest.mark.parametrize("device", ["cuda:5", 7, "nothing", object()], ids=str)
+@pytest.mark.parametrize("device", ["cuda:5", 7, "nothing", object()], ids=["cuda:5", "7", "nothing", "object"])
 def test_torch_waits_for_devices_that_are_not_in_use_here_and_refuses_others(device, gpu, synchronize, told):
     synchronize(device)
     assert gpu.waits == 0
