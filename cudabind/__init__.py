@@ -1,4 +1,4 @@
-"""The map of the binding layer: which library is in which module, and what must be installed for it.
+"""The table of the binding layer: the module of each library, and what must be installed for it.
 
 Users import a module (`from cudabind.sys import cublasLt`, `from cudabind import driver`) and call NVIDIA's functions
 by NVIDIA's names. `_load` reads LIBRARIES to find a library, `python -m cudabind list` prints it. Importing this
@@ -17,9 +17,9 @@ __version__ = "0.1.0"  # of both packages: `dispatch.__version__` and pyproject.
 class Library(NamedTuple):
     """The library of one module: how it is found, how its version is read, and which other libraries it needs."""
 
-    name: str  # NVIDIA's name of what the module binds
+    name: str  # NVIDIA's name of the library
     module: str
-    sonames: str  # separated by spaces, the newest CUDA's first
+    sonames: str  # separated by spaces, those of the newest CUDA first
     version: str  # the function that returns the version; "" if only the twin has one
     version_style: str  # how that function returns it: see cudabind._version.STYLES
     install: str

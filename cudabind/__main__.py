@@ -32,23 +32,23 @@ def describe(row: Library) -> dict[str, Any]:
     The keys are library, area, module, path, found_by, version, functions, resolved (counts), missing (names), install
     (what to install if it is absent), problem (why it cannot be used) and note.
     """
-    found: dict[str, Any] = {"library": row.name, "area": row.area, "module": row.module, "path": None}
-    found |= {"found_by": None, "version": None}
-    found |= {"functions": 0, "resolved": 0, "missing": [], "install": "", "problem": "", "note": ""}
+    state: dict[str, Any] = {"library": row.name, "area": row.area, "module": row.module, "path": None}
+    state |= {"found_by": None, "version": None}
+    state |= {"functions": 0, "resolved": 0, "missing": [], "install": "", "problem": "", "note": ""}
     module = importlib.import_module(row.module)
     if hasattr(module, "note"):
-        found["note"] = module.note()
+        state["note"] = module.note()
     try:
         dll = _load.open(row.name)
         symbols = module.symbols() if hasattr(module, "symbols") else _bind.symbols(module)
     except CudaError as error:
         absent = isinstance(error, LibraryNotFound)
-        return found | {"problem": str(error), "install": _load.install(row.name) if absent else ""}
+        return state | {"problem": str(error), "install": _load.install(row.name) if absent else ""}
     if isinstance(names := getattr(module, "_names", None), Module):  # an older library may use other symbols
         symbols = {name: names.symbol(name) for name in symbols}
     missing = [name for name, symbol in symbols.items() if not hasattr(dll, symbol)]
-    found |= {"path": _load.path(row.name), "found_by": _load.found_by(row.name), "version": _load.version(row.name)}
-    return found | {"functions": len(symbols), "resolved": len(symbols) - len(missing), "missing": missing}
+    state |= {"path": _load.path(row.name), "found_by": _load.found_by(row.name), "version": _load.version(row.name)}
+    return state | {"functions": len(symbols), "resolved": len(symbols) - len(missing), "missing": missing}
 
 
 def unusable(found: dict[str, Any]) -> bool:
@@ -107,18 +107,18 @@ def _run(arguments: list[str] | None) -> int:
     options = parser.parse_args(arguments)
     show_whole_lines(options.wide)
     tell_pipes()
-    found = []
+    states = []
     with Progress("open libraries", len(LIBRARIES), ticking=True) as bar:
         for row in LIBRARIES.values():
-            found.append(describe(row))
+            states.append(describe(row))
             bar.update()
     tell_pipes(False)
     if options.json:
-        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+        sys.stdout.write(json.dumps(states, indent=2) + "\n")
     else:
         with paged():
-            _print_table(found)
-    return 1 if any(unusable(row) for row in found) else 0
+            _print_table(states)
+    return 1 if any(unusable(row) for row in states) else 0
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ R = TypeVar("R")
 class _Function:
     """A function of a library, bound on first use; the subclasses differ in what a call does with the result."""
 
-    # `__call__` is a slot: the interpreter calls its value directly, which is at first the method that binds and then a
+    # `__call__` is a slot: the interpreter calls its value directly. At first that is the method that binds, later a
     # ctypes function. A method `__call__(self, *args)` would add a frame, 60 to 90 ns, to each call.
     __slots__ = ("__call__", "__dict__", "_bare", "_library")
 
@@ -73,8 +73,10 @@ class _Function:
 
 def symbols(module: ModuleType) -> dict[str, str]:
     """The exported symbol of each function of a generated module that has one, which is the function's name."""
-    made = (f for f in vars(module).values() if isinstance(f, _Function) and not isinstance(f, SizedFunction))
-    names = (*(function.__name__ for function in made), *module._names.functions())
+    bound_functions = (
+        f for f in vars(module).values() if isinstance(f, _Function) and not isinstance(f, SizedFunction)
+    )
+    names = (*(function.__name__ for function in bound_functions), *module._names.functions())
     return {name: name for name in names if BEFORE not in name}
 
 
@@ -85,9 +87,9 @@ def functions(module: ModuleType) -> list[str]:
 
 
 def expected(module: ModuleType, version: str) -> set[str]:
-    """The functions that a library of this version should export, by the headers that were read.
+    """The functions that a library of this version should export, according to the headers that were read.
 
-    Not sure for a version between two that were read: a function counts from the first of them that has it.
+    Not certain for a version between two that were read: a function counts from the first of them that has it.
     """
     since: dict[str, str] = module.SINCE
     until: dict[str, str] = module.UNTIL
@@ -101,11 +103,11 @@ def expected(module: ModuleType, version: str) -> set[str]:
 
 
 class _StatusCheck(dict[int, None]):
-    """Says None to success, which is 0 in every NVIDIA library, and raises for any other status.
+    """Maps success, which is 0 in every NVIDIA library, to None, and raises for any other status.
 
-    Its `__getitem__` is the `restype` of checked functions: ctypes gives it each status, in C, where `errcheck` or a
-    Python function around the call would be another frame. While an exception of a callback waits for a checked call,
-    success is missing, too.
+    Its `__getitem__` is the `restype` of checked functions: ctypes calls it with each status, in C, where `errcheck` or
+    a Python function around the call would add a frame. While an exception of a callback waits for a checked call, the
+    key for success is missing, too.
     """
 
     def __init__(self, function: StatusFunction[Any]) -> None:
@@ -146,7 +148,7 @@ class StatusFunction(_Function, Generic[P]):
         return call
 
     def _look_into(self, result: Structure, _function: object, _arguments: object) -> None:
-        """Check what a function returned that returns its status inside a struct, as cuFile's do."""
+        """Check the result of a function that returns its status inside a struct, as cuFile's functions do."""
         error = self.error(result) if _numbers(result)[0] != 0 else None
         if callbacks.pending:
             callbacks.raise_pending(error)
@@ -246,11 +248,11 @@ class SysLibrary:
 
     def of_family(self, name: str, hint: str, call: FunctionType, checked: bool) -> _Function:
         """A function of a family: its name, its annotation, and the family's `__call__`."""
-        made = _families.signature(name, hint, call, self._returned if checked else "")
-        return StatusFunction(self, made) if checked else ValueFunction(self, made)
+        typed = _families.signature(name, hint, call, self._returned if checked else "")
+        return StatusFunction(self, typed) if checked else ValueFunction(self, typed)
 
     def version(self) -> str | None:
-        """The version of the library, opening it; None where it is not installed."""
+        """The version of the library, which is opened for it; None if it is not installed."""
         try:
             return _load.version(self.name)
         except LibraryNotFound:
@@ -295,8 +297,8 @@ class SysLibrary:
         dll = _load.open(self.name)
         try:
             plain = argument(kind)
-            made = plain.in_dll(dll, name)
-            return made if plain is kind else made.value  # a Python number for a C number
+            value = plain.in_dll(dll, name)
+            return value if plain is kind else value.value  # a Python number for a C number
         except ValueError as error:
             raise self._missing(name, {}) from error
 
@@ -316,12 +318,12 @@ class SysLibrary:
         if not self._text:
             return ""
         try:
-            told = names["_names"].resolve(self._text)
-            if isinstance(told, StatusFunction):  # CUPTI's writes the text's address
+            text_of = names["_names"].resolve(self._text)
+            if isinstance(text_of, StatusFunction):  # CUPTI's writes the text's address
                 words = c_char_p()
-                told.unchecked(status, byref(words))
+                text_of.unchecked(status, byref(words))
                 return _text(words.value) or ""
-            return told(status) or ""  # some return NULL for an unknown status
+            return text_of(status) or ""  # some return NULL for an unknown status
         except SymbolNotFound:  # an older library: cuSPARSELt 0.7 declares the function and does not export it
             return ""
 

@@ -27,11 +27,11 @@ class Parser(argparse.ArgumentParser):
         self.set_defaults(parser=self)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse does, but unrecognized arguments are an error of the innermost command."""
-        found, unknown = self.parse_known_args(args, namespace)
+        """Like argparse, but unrecognized arguments are an error of the innermost command."""
+        options, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            getattr(found, "parser", self).error(f"unrecognized arguments: {' '.join(unknown)}")
-        return found
+            getattr(options, "parser", self).error(f"unrecognized arguments: {' '.join(unknown)}")
+        return options
 
     def error(self, message: str) -> NoReturn:
         """Print the error, with a similar option or command, and exit with status 2."""
@@ -51,14 +51,14 @@ def _meant(message: str, options: Iterable[str]) -> str:
     _, _, unknown = message.partition("unrecognized arguments: ")
     choice = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
     if unknown.startswith("-"):
-        word, known = unknown.split()[0].partition("=")[0], list(options)
+        word, candidates = unknown.split()[0].partition("=")[0], list(options)
     elif choice:
-        word, known = choice[1], re.findall(r"[\w-]+", choice[2])
+        word, candidates = choice[1], re.findall(r"[\w-]+", choice[2])
     else:
         return ""
     from difflib import get_close_matches
 
-    near = get_close_matches(word, known, 1)
+    near = get_close_matches(word, candidates, 1)
     return f"; did you mean {near[0]}?" if near else ""
 
 

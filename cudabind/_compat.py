@@ -44,11 +44,11 @@ def check_parts(row: Library, dll: ctypes.CDLL) -> None:
     from pathlib import Path  # takes several ms to import, and is needed only where a library is opened
 
     path = _dl.origin(dll)
-    beside = sorted(Path(path).parent.glob(row.parts))
-    if not beside:
+    parts = sorted(Path(path).parent.glob(row.parts))
+    if not parts:
         text = f"{path} lies apart from its own parts: there is no {row.parts} beside it."
         raise LibraryMismatch(row.name, text=text, hint=f"set {variable(row)} to a folder that holds all of them")
-    for part in beside:
+    for part in parts:
         used = _dl.loaded(part.name)
         if used is not None and not os.path.samefile(used, part):
             text = f"{path} does not belong to {used}, which is already in this process."
@@ -67,9 +67,9 @@ def check_linked(row: Library, opened: Opened, need: Library) -> None:
         return
     name = next((soname for soname in need.sonames.split() if os.path.basename(used).startswith(soname)), "")
     folders = dict.fromkeys([os.path.dirname(opened.path), *_dl.search_path(opened.dll)])
-    own = [file for folder in folders if os.path.isfile(file := os.path.join(folder, name))]
-    if own and not any(os.path.samefile(file, used) for file in own):
-        raise mismatch(row, opened, need, used, f"which is already in this process; its own is {own[0]}")
+    candidates = [file for folder in folders if os.path.isfile(file := os.path.join(folder, name))]
+    if candidates and not any(os.path.samefile(file, used) for file in candidates):
+        raise mismatch(row, opened, need, used, f"which is already in this process; its own is {candidates[0]}")
 
 
 def check_in_use(user: Library, opened: Opened, need: Library, path: str) -> None:
@@ -96,10 +96,10 @@ def mismatch(row: Library, opened: Opened, other: Library, path: str, why: str, 
 
 def unmet(row: Library, message: str) -> LibraryMismatch | None:
     """The error if the loader's message says that a library needs a symbol which another one lacks, else None."""
-    found = re.search(UNMET, message)
-    if found is None:
+    match = re.search(UNMET, message)
+    if match is None:
         return None
-    file, symbol, soname = found.groups()
+    file, symbol, soname = match.groups()
     used = _dl.loaded(soname) if soname else None
     lacking = f"{used}, which is already in this process, does" if used else f"the {soname or 'one'} that it finds does"
     text = f"{os.path.realpath(file)} needs {symbol}, and {lacking} not have it: the two are of different releases."

@@ -62,15 +62,15 @@ def signature(name: str, hint: str, call: FunctionType, result: str) -> Callable
         call: the family's `__call__`.
         result: the C function's result type, if the family has none: a checked call returns nothing.
     """
-    given = dict(zip(VARIABLES, _parts(hint.partition("[")[2].removesuffix("]")), strict=False))
-    code = call.__code__  # `self` is left out of it
+    types = dict(zip(VARIABLES, _parts(hint.partition("[")[2].removesuffix("]")), strict=False))
+    code = call.__code__  # without `self`
     names, count = code.co_varnames[1:], code.co_argcount - 1
     code = code.replace(co_argcount=count, co_posonlyargcount=count, co_nlocals=count, co_varnames=names, co_name=name)
-    made = FunctionType(code, call.__globals__, name)
-    hints = {each: _VARIABLE.sub(lambda found: given[found[0]], kind) for each, kind in call.__annotations__.items()}
-    made.__annotations__ = {**hints, "return": result or hints["return"]}
-    made.__module__, made.__qualname__ = call.__module__, name
-    return made
+    function = FunctionType(code, call.__globals__, name)
+    hints = {each: _VARIABLE.sub(lambda match: types[match[0]], kind) for each, kind in call.__annotations__.items()}
+    function.__annotations__ = {**hints, "return": result or hints["return"]}
+    function.__module__, function.__qualname__ = call.__module__, name
+    return function
 
 
 def _parts(text: str) -> list[str]:

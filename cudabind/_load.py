@@ -99,9 +99,9 @@ def in_short(error: Exception) -> str:
 
 def _open(library: str) -> Opened:
     row = LIBRARIES[library]
-    found = _opened.get(row.file)
-    if found is not None:
-        return found
+    opened_before = _opened.get(row.file)
+    if opened_before is not None:
+        return opened_before
     with _lock:
         if row.file not in _opened:
             _open_overridden_needs(row)
@@ -183,12 +183,12 @@ def _ask_pathfinder(row: Library, reasons: list[str]) -> tuple[str | None, str]:
     from cuda import pathfinder  # takes several ms to import, and is needed only where a library is called
 
     try:
-        found = pathfinder.load_nvidia_dynamic_lib(row.file)
+        loaded = pathfinder.load_nvidia_dynamic_lib(row.file)
     except (RuntimeError, ValueError) as error:  # not found, not usable, or unknown to this pathfinder
         _raise_unmet(row, error)
         reasons.append(f"cuda.pathfinder: {in_short(error)}")
         return None, ""
-    return str(found.abs_path), str(found.found_via)
+    return str(loaded.abs_path), str(loaded.found_via)
 
 
 def _look_into_wheels(row: Library, reasons: list[str]) -> tuple[str | None, str]:

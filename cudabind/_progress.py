@@ -1,7 +1,7 @@
 """Progress of long operations, on stderr: one line that is rewritten on a terminal, elsewhere a line now and then.
 
-Nothing is shown for what takes less than two seconds. If stderr is no terminal, only the command lines show progress
-(`tell_pipes`), so that programs which use the library keep their logs clean.
+Nothing is shown for operations of less than two seconds. If stderr is not a terminal, only the command lines show
+progress (`tell_pipes`), so that programs which use the library keep their logs clean.
 """
 
 from __future__ import annotations
@@ -107,9 +107,9 @@ class Progress:
 
 def duration(seconds: float) -> str:
     """A time as text, such as 12 s, 3 min or 1.5 h."""
-    whole = round(seconds)
-    if whole < 100:
-        return f"{whole} s"
-    if whole < 6000:
-        return f"{round(whole / 60)} min"
-    return f"{whole / 3600:.1f} h"
+    rounded = round(seconds)
+    if rounded < 100:
+        return f"{rounded} s"
+    if rounded < 6000:
+        return f"{round(rounded / 60)} min"
+    return f"{rounded / 3600:.1f} h"

@@ -89,28 +89,28 @@ def row_lines(
     If that does not fit, as many of the `spare` columns as necessary are omitted, by their titles in the first row;
     then cells are folded between words, in columns that have few long cells.
     """
-    kept = list(range(len(rows[0]))) if rows else []
-    widths = [max(len(row[number]) for row in rows) for number in kept]
+    shown = list(range(len(rows[0]))) if rows else []
+    widths = [max(len(row[number]) for row in rows) for number in shown]
     out: list[str] = []
     for title in spare:
-        if room is None or sum(widths[number] + GAP for number in kept) - GAP <= room:
+        if room is None or sum(widths[number] + GAP for number in shown) - GAP <= room:
             break
         if title in rows[0]:
-            kept.remove(rows[0].index(title))
+            shown.remove(rows[0].index(title))
             out.append(title)
-    taken = {number: widths[number] for number in kept}
-    while room is not None and sum(taken.values()) + GAP * (len(taken) - 1) > room:
-        foldable = [number for number in kept if taken[number] > NARROWEST]
+    size_of = {number: widths[number] for number in shown}
+    while room is not None and sum(size_of.values()) + GAP * (len(size_of) - 1) > room:
+        foldable = [number for number in shown if size_of[number] > NARROWEST]
         if not foldable:
             break
-        taken[min(foldable, key=lambda number: _loss([row[number] for row in rows], taken[number]))] -= 1
+        size_of[min(foldable, key=lambda number: _loss([row[number] for row in rows], size_of[number]))] -= 1
     lines: list[list[str]] = []
     for row in rows:
-        cells = [_cell(row[number], taken[number]) for number in kept]
+        cells = [_cell(row[number], size_of[number]) for number in shown]
         lines.append([])
         for place in range(max(map(len, cells), default=0)):
             parts = [cell[place] if place < len(cell) else "" for cell in cells]
-            padded = (part.ljust(size) for part, size in zip(parts, taken.values(), strict=True))
+            padded = (part.ljust(size) for part, size in zip(parts, size_of.values(), strict=True))
             lines[-1].append((" " * GAP).join(padded).rstrip())
     return lines, sorted(out, key=list(rows[0]).index) if out else []
 
@@ -142,16 +142,16 @@ def paged() -> Iterator[None]:
     if command is None:
         yield
         return
-    kept = _Kept()
+    buffer = _Kept()
     try:
-        with contextlib.redirect_stdout(kept):
+        with contextlib.redirect_stdout(buffer):
             yield
     except KeyboardInterrupt:  # show nothing
         raise
     except BaseException:
-        _show(kept.getvalue(), command)
+        _show(buffer.getvalue(), command)
         raise
-    _show(kept.getvalue(), command)
+    _show(buffer.getvalue(), command)
 
 
 def _show(text: str, command: list[str]) -> None:

@@ -104,12 +104,12 @@ class Whole:
 
     def __init__(self, kind: Any, low: int, high: int) -> None:
         wide = ctypes.sizeof(kind) > ctypes.sizeof(ctypes.c_int)  # ctypes passes an integer as an int of C
-        made = kind.from_param
+        convert = kind.from_param
 
         def from_param(value: Any) -> Any:
             if isinstance(value, int):
                 if low <= value <= high:
-                    return made(value) if wide else value
+                    return convert(value) if wide else value
                 raise OverflowError(f"{int(value)} is not between {low} and {high}, which the library can take")
             if isinstance(value, kind):
                 return value
@@ -117,7 +117,7 @@ class Whole:
                 return from_param(index(value))
             if hasattr(value, "_as_parameter_"):
                 return from_param(value._as_parameter_)
-            return made(value)
+            return convert(value)
 
         self.from_param = from_param
 

@@ -1,12 +1,12 @@
 """Python functions that a library calls back: their lifetime, and their exceptions.
 
-Wherever a generated module takes a callback, as an argument or in a struct, a Python function may be given; so may the
+Wherever a generated module takes a callback, as an argument or in a struct, a Python function can be passed; so can the
 callback type around one, `cublasLogCallback(function)`, which type checkers understand. The type for a member of a
-struct is named after both. ctypes acquires the GIL for the call, whichever thread it comes on.
+struct is named after both. ctypes acquires the GIL for the call, whichever thread it comes from.
 
-Lifetime: a function that was given to a library lives as long as the process, because libraries do not say when they
-call last; giving the same function again makes no second callback. `release(function)` ends its life, once the library
-was told not to call it any more (mostly by giving it None). A call that comes nevertheless raises ReleasedCallback, and
+Lifetime: a function that was passed to a library lives as long as the process, because libraries do not document their
+last call; passing the same function again makes no second callback. `release(function)` ends its life, once the library
+will not call it any more (usually because it was passed None). A later call nevertheless raises ReleasedCallback, and
 runs nothing; some 200 bytes of each callback are kept for that.
 
 Exceptions: the library gets -1 (or NULL, or 0 for an unsigned number) as the result, and the exception is raised by the
@@ -97,9 +97,9 @@ class Callback(CFuncPtr):
         if len(given) != 1 or isinstance(given[0], CFuncPtr) or not callable(given[0]):
             return super().__new__(cls, *given)
         guarded = _Guarded(cls.__name__, cls._restype_, given[0])  # type: ignore[attr-defined]  # of each class
-        made = super().__new__(cls, guarded)
-        made._guarded = guarded
-        return made
+        callback = super().__new__(cls, guarded)
+        callback._guarded = guarded
+        return callback
 
     @classmethod
     def from_param(cls, value: Any) -> Any:
@@ -152,28 +152,28 @@ def function_type(result: Any, *arguments: Any) -> type[Callback]:
     `callback = function_type(c_int, c_void_p, c_void_p)(function)`, and `callback.address` for the library.
     """
     metaclass: Any = type(Callback)
-    made: type[Callback] = metaclass(
+    callback_type: type[Callback] = metaclass(
         "function_type", (Callback,), {"_flags_": Callback._flags_, "_restype_": result, "_argtypes_": arguments}
     )
-    return made
+    return callback_type
 
 
 def release(function: Callable[..., Any]) -> None:
-    """Release a function or a callback that was given to libraries, which must have been told not to call it any more.
+    """Release a function or a callback that was passed to libraries; they must not call it any more.
 
     Raises:
-        ValueError: no library was given it, or it has been released.
+        ValueError: it was not passed to a library, or it has been released.
     """
     with _lock:
-        found = [each for each in _kept.values() if each is function or _is_of(each, function)]
-        if not found:
+        callbacks = [each for each in _kept.values() if each is function or _is_of(each, function)]
+        if not callbacks:
             raise ValueError(f"{function!r} is no function that a library was given, or has been released")
-        for callback in found:
+        for callback in callbacks:
             guarded = callback._guarded
             if guarded is not None:
                 guarded.function = guarded.call_nothing
             _released.append(_kept.pop(id(callback)))
-        for key in [key for key, each in _given.items() if any(each is one for one in found)]:
+        for key in [key for key, each in _given.items() if any(each is one for one in callbacks)]:
             del _given[key]
 
 

@@ -1,7 +1,7 @@
 """The CUDA runtime API over cuda-python: `runtime.cudaMalloc(n)` returns the address or raises CudaRuntimeError.
 
-Users call it; `dispatch` itself uses the driver API. Types and enums are cuda-python's own, and so is the runtime: it
-is linked into cuda-python, whatever libcudart is installed. cudaGetLastError and cudaPeekAtLastError return the status
+Users call it; `dispatch` itself uses the driver API. Types and enums are cuda-python's, and so is the runtime: it
+is linked into cuda-python, whichever libcudart is installed. cudaGetLastError and cudaPeekAtLastError return the status
 instead of raising an error, because the status is their result.
 
 NVIDIA's documentation: https://docs.nvidia.com/cuda/cuda-runtime-api/
@@ -18,7 +18,7 @@ ASK_FOR_STATUS = frozenset({"cudaGetLastError", "cudaPeekAtLastError"})
 
 
 def error(function: str, status: int) -> CudaRuntimeError:
-    """The error for a status of the runtime API, in the runtime's own words."""
+    """The error for a status of the runtime API, with the runtime's text."""
     from cuda.bindings import runtime
 
     try:
@@ -47,7 +47,7 @@ def symbols() -> dict[str, str]:
 
 
 def note() -> str:
-    """A note for `python -m cudabind list`, beside the libcudart that it found."""
+    """A note for `python -m cudabind list`, which also shows the libcudart that it found."""
     from cuda.bindings import runtime
 
     _, version = runtime.cudaRuntimeGetVersion()

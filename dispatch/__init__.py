@@ -1,16 +1,16 @@
-"""A typed table from (op, dtype, epilogue, arch) to one library call, with requests over it and workers under it.
+"""A typed table from (op, dtype, epilogue, arch) to one library call, with requests and workers.
 
 The folders, in the order in which they import each other (docs/architecture.md):
 
     device      order, memory, exchange, `cuda:N` and `host`
-    core        requests, rows, operands: what an op family is made of
+    core        requests, rows, operands: the parts of an op family
     execute     runs a plan on a stream
-    testing     what the cases of all families use
+    testing     tools for the cases of all families
     libraries   handles, descriptors and kernels, one folder for each library
     ops         one folder for each op family: request, request function, libraries, reference, cases
     table       the rows, and the choice of the row that takes a request
     bind        from a request to its plan; prepared calls
-    world       the ranks of a program, their communicators, and how a world goes on without lost ranks
+    world       the ranks of a program, their communicators, and recovery from lost ranks
     supervise   one worker for each stream, in threads or processes; restarts; journal, status and trace
     torch       ops with autograd for PyTorch; loaded only by `import dispatch.torch`
     ray         supervisors and ranks as Ray actors; loaded only by `import dispatch.ray`
@@ -167,9 +167,9 @@ def _import_public(name: str) -> Any:
     for place in (_LATE_NAMES[name],) if name in _LATE_NAMES else families:
         module = import_module(place)
         if name in module.__all__:
-            found = globals()[name] = getattr(module, name)
-            return found
-    # No `obj=`: with it, Python would add its own suggestion when it prints the error, beside ours.
+            value = globals()[name] = getattr(module, name)
+            return value
+    # No `obj=`: with it, Python would print its own suggestion in addition to ours.
     raise AttributeError(f"module 'dispatch' has no attribute {name!r}{_hint(name)}", name=name)
 
 
@@ -206,20 +206,20 @@ _sys.meta_path.append(_Aliases)  # the class itself: it needs no instance
 def _raise_missing(where: str, public: list[str], name: str) -> NoReturn:
     """Raise the AttributeError for a name that module `dispatch.<where>` lacks.
 
-    Python's own error would name the module behind the alias.
+    Python's own error would name the module that the alias refers to.
     """
-    meant = ""
+    hint = ""
     if not name.startswith("_"):
         try:
             _import_public(name)
-            meant = f"; dispatch.{name}"
+            hint = f"; dispatch.{name}"
         except AttributeError:
-            meant = _hint(name, public)
-    raise AttributeError(f"module 'dispatch.{where}' has no attribute {name!r}{meant}", name=name)
+            hint = _hint(name, public)
+    raise AttributeError(f"module 'dispatch.{where}' has no attribute {name!r}{hint}", name=name)
 
 
 def _hint(name: str, public: list[str] | None = None) -> str:
-    """The hint at the end of an error about `name`: what a name of NumPy, SciPy or torch is called here, else the most
+    """The hint at the end of an error about `name`: the name here for a name of NumPy, SciPy or torch, else the most
     similar public name, else "".
     """
     if name.startswith("_"):
@@ -232,8 +232,8 @@ def _hint(name: str, public: list[str] | None = None) -> str:
         return f"; {of_module(name)}"
 
     by_letters = {known.replace("_", "").lower(): known for known in public or __dir__()}
-    found = get_close_matches(name.replace("_", "").lower(), by_letters, 1)
-    return f"; did you mean {by_letters[found[0]]!r}?" if found else ""
+    similar = get_close_matches(name.replace("_", "").lower(), by_letters, 1)
+    return f"; did you mean {by_letters[similar[0]]!r}?" if similar else ""
 
 
 def _likely_families(name: str) -> list[str]:
@@ -242,7 +242,7 @@ def _likely_families(name: str) -> list[str]:
     return sorted(families, key=lambda f: (name not in _FAMILIES[f][1], f[:3] != name[:3].lower()))
 
 
-if not TYPE_CHECKING:  # to a type checker a name that stands nowhere is an error
+if not TYPE_CHECKING:  # type checkers must report undefined names as errors
     __getattr__ = _import_public
 
 

@@ -1,8 +1,8 @@
 """The command line: `python -m dispatch table | explain | doctor | cache | replay | top | bench`.
 
-Once installed, `dispatch` alone does the same. Each command is a file of `cli/`, imported only when it is asked for.
-`--import MODULE` brings in rows and ops of others first, as installed packages do by themselves.
-Nothing here needs a GPU, and only `doctor`, `replay` and `bench` use one where there is one.
+Once installed, `dispatch` alone does the same. Each command is a file of `cli/`, imported only when it is run.
+`--import MODULE` first loads rows and ops of other packages; installed packages do that through entry points.
+Nothing here needs a GPU, and only `doctor`, `replay` and `bench` use one if there is one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ COMMANDS = {
 
 
 STATUSES = "Exit status: 0; 1 for a refusal or a failure; 2 for a mistake in the call; 130 after Ctrl-C."
-PAGED = ("table", "explain", "doctor", "cache")  # the others show what they do while they do it
+PAGED = ("table", "explain", "doctor", "cache")  # the others print while they work
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -46,15 +46,15 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(given: list[str]) -> int:
-    left, modules, wide = _taken(given)
+    words, modules, wide = _taken(given)
     show_whole_lines(wide)
     tell_pipes()
     try:
-        with warnings.catch_warnings(), paged() if _command(left) in (None, *PAGED) else nullcontext():
+        with warnings.catch_warnings(), paged() if _command(words) in (None, *PAGED) else nullcontext():
             warnings.showwarning = _warn
             for module in modules:
                 plugins.load(module)
-            options = _parser(_command(left)).parse_args(left)
+            options = _parser(_command(words)).parse_args(words)
             status: int = options.run(options)
     except (DispatchError, CudaError, MemoryError) as error:
         mistake(program("dispatch"), printable(str(error) or type(error).__name__))
@@ -65,7 +65,7 @@ def _run(given: list[str]) -> int:
 
 
 def _parser(named: str | None) -> Parser:
-    """The options of all, and of the command that is named."""
+    """The options common to all commands, and those of the named command."""
     parser = Parser(prog=program("dispatch"), description="Which library function carries out what.", epilog=STATUSES)
     parser.add_argument("--version", action="version", version=f"dispatch {__version__}")
     _add_common(parser)
@@ -81,7 +81,7 @@ def _parser(named: str | None) -> Parser:
 
 
 def _add_common(parser: Parser) -> None:
-    """For their help alone: `_taken` has read them, because a module may bring an op, and so options."""
+    """Add options for the help text only: `_taken` reads them first, because a module may add an op with options."""
     parser.add_argument("--import", metavar="MODULE", help="import it first, for its rows and ops; may be repeated")
     parser.add_argument("--wide", action="store_true", help="fold no line and leave no column out on a terminal")
 
@@ -91,8 +91,8 @@ def _command(given: list[str]) -> str | None:
 
 
 def _taken(given: list[str]) -> tuple[list[str], list[str], bool]:
-    """The command line without `--import MODULE` and `--wide`, wherever they stand; the modules; whether it is wide."""
-    left: list[str] = []
+    """The words other than `--import MODULE` and `--wide`, which may be anywhere; the modules; whether it is --wide."""
+    others: list[str] = []
     modules: list[str] = []
     wide = False
     words = iter(given)
@@ -103,12 +103,12 @@ def _taken(given: list[str]) -> tuple[list[str], list[str], bool]:
         elif word == "--wide":
             wide = True
         else:
-            left.append(word)
-    return left, modules, wide
+            others.append(word)
+    return others, modules, wide
 
 
 def _warn(message: Warning | str, *_: object, **__: object) -> None:
-    """Warnings, such as that of a package whose rows are broken, are one line here."""
+    """Print a warning, such as that about a package with broken rows, as one line."""
     complain(f"warning: {message}")
 
 

@@ -1,7 +1,7 @@
-"""Checks of what users give: numbers, choices, shapes, dtypes and arrays, each kind in one place.
+"""Checks of users' arguments: numbers, choices, shapes, dtypes and arrays, each kind in one place.
 
-Requests, devices and tensors ask here. What does not fit raises BadRequest, with the name, what was given and what was
-expected; whatever an object's own methods raise meanwhile is part of that message. This file knows no op and no device.
+Requests, devices and tensors use them. A wrong argument raises BadRequest, with its name, the given value and what was
+expected; an error raised by the object's own methods is part of that message. This file knows no op and no device.
 """
 
 from __future__ import annotations
@@ -52,30 +52,30 @@ Shape = tuple[int, ...]
 T = TypeVar("T")
 E = TypeVar("E", bound=Choice)
 
-NO_NUMBERS = (bool, np.timedelta64)  # which Python and NumPy have among the integers
+NO_NUMBERS = (bool, np.timedelta64)  # Python and NumPy count these as integers
 MAX_INT = 2**31 - 1
 MAX_FLOAT = int(sys.float_info.max)
-MAX_AXES = 64  # NumPy's
-MAX_BYTES = 2**62  # of one array: addresses and strides within it stay far from the end of 64 bits
+MAX_AXES = 64  # NumPy's limit
+MAX_BYTES = 2**62  # of one array, so that its addresses and strides stay far below 2^64
 LONGEST = 200  # characters of a value in a message
 
 
 def shown(value: object) -> str:
-    """A value for a message: short, and whatever its own repr does; of a tensor no elements."""
+    """A value as short text for a message, even if its repr raises; without the elements of a tensor."""
     try:
         describe = getattr(type(value), "describe_briefly", repr)
         text = describe(value)
-    except Exception as error:  # noqa: BLE001  # of an object of the user's
+    except Exception as error:  # noqa: BLE001  # the repr of a user's object may raise anything
         text = f"a {type(value).__name__}, whose repr raised {type(error).__name__}"
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
 # -- single values ----------------------------------------------------------------------------------------------------
 def check_int(name: str, value: object, low: int, high: int = MAX_INT) -> int:
-    """A whole number in a range, as Python has it."""
+    """A whole number in a range, as a Python int."""
     if isinstance(value, np.integer) and not isinstance(value, NO_NUMBERS):
         value = int(value)
-    # A class of the user's own may compare as it likes: what counts is the number.
+    # A user's subclass of int may override comparison, so the number itself is compared.
     if isinstance(value, bool) or not isinstance(value, int) or not low <= int.__index__(value) <= high:
         raise BadRequest(name, shown(value), f"a whole number from {low} to {high}")
     return value
@@ -105,29 +105,29 @@ def check_bytes(name: str, value: object) -> None:
 
 
 def check_bool(name: str, value: object) -> None:
-    """True or False, and nothing that is only as true."""
+    """True or False; other objects are refused, whatever their truth value."""
     if not isinstance(value, bool):
         raise BadRequest(name, shown(value), "a bool")
 
 
 def check_number(name: str, value: object, *, low: float = -math.inf, high: float = math.inf) -> None:
-    """A real number in a range, NaN only where there is no range: what it means is the op's to say."""
+    """A real number in a range; NaN only without a range, because its meaning depends on the op."""
     is_any = (low, high) == (-math.inf, math.inf)
     fits = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, NO_NUMBERS)
     if isinstance(value, int):
-        fits = fits and abs(value) <= MAX_FLOAT  # a larger one cannot be made a float
-    number: Any = float(value) if isinstance(value, np.floating) else value  # beside an f16 NumPy makes limits f16
+        fits = fits and abs(value) <= MAX_FLOAT  # larger ones do not fit a float
+    number: Any = float(value) if isinstance(value, np.floating) else value  # NumPy compares an f16 with f16 limits
     if not fits or not (is_any or low <= number <= high):
         raise BadRequest(name, shown(value), "a number" if is_any else f"a number from {low:g} to {high:g}")
 
 
 def check_enum(name: str, value: object, kind: type[E], further: str = "") -> E:
-    """A member of an enum, or the one whose name was given; `further` says what else would do."""
+    """A member of an enum, given as such or by name; `further` is text about other values that are allowed."""
     if isinstance(value, kind):
         return value
-    found = kind.named(str.__str__(value)) if isinstance(value, str) else None
-    if found is not None:
-        return found
+    named = kind.named(str.__str__(value)) if isinstance(value, str) else None
+    if named is not None:
+        return named
     article = "an" if kind.__name__[0] in "AEIOU" else "a"
     expected = f"{article} {kind.__name__}: {', '.join(member.name for member in kind)}{further}"
     raise BadRequest(name, shown(value), expected + did_you_mean(kind, value))
@@ -141,7 +141,7 @@ def check_type(name: str, value: T, kind: Any) -> T:
 
 
 def check_dtype(name: str, spec: Any) -> Dtype:
-    """The dtype that a name, a Dtype, or a dtype of NumPy, torch or JAX means."""
+    """The Dtype for a name, a Dtype, or a dtype of NumPy, torch or JAX."""
     try:
         return Dtype.of(spec)
     except TypeError:
@@ -149,7 +149,7 @@ def check_dtype(name: str, spec: Any) -> Dtype:
 
 
 def check_shape(name: str, shape: object, bits: int = 8) -> Shape:
-    """A shape, of which an array with elements of so many bits can be addressed."""
+    """A shape; an array of this shape with elements of `bits` bits must be addressable."""
     extents = (shape,) if isinstance(shape, (int, np.integer)) else shape
     if isinstance(extents, np.ndarray) and extents.ndim == 1:
         extents = tuple(extents)
@@ -158,20 +158,20 @@ def check_shape(name: str, shape: object, bits: int = 8) -> Shape:
         raise BadRequest(name, shown(shape), f"an integer, or a tuple of up to {MAX_AXES} of them")
     if any(isinstance(extent, NO_NUMBERS) or not isinstance(extent, (int, np.integer)) for extent in extents):
         raise BadRequest(name, shown(shape), "integers of 0 or more")
-    found = tuple(int.__index__(extent) if isinstance(extent, int) else int(extent) for extent in extents)
-    if min(found, default=0) < 0:
+    checked = tuple(int.__index__(extent) if isinstance(extent, int) else int(extent) for extent in extents)
+    if min(checked, default=0) < 0:
         raise BadRequest(name, shown(shape), "integers of 0 or more")
-    if math.prod(max(extent, 1) for extent in found) * bits > MAX_BYTES * 8:
+    if math.prod(max(extent, 1) for extent in checked) * bits > MAX_BYTES * 8:
         raise BadRequest(name, shown(shape), "fewer elements: no memory holds so many")
-    return found
+    return checked
 
 
 # -- fields of requests ----------------------------------------------------------------------------------------------
 def check_kinds(request: Any) -> None:
-    """Raise BadRequest where a field of a dataclass is not of the kind that it is annotated with.
+    """Raise BadRequest if the value of a dataclass field does not fit its annotation.
 
-    That is for enums and the kinds below, which mean the same in every op; a class looks at the others, and at ranges,
-    itself.
+    This checks enums and the annotations below, which mean the same in every op; each class checks other fields, and
+    ranges, itself.
     """
     kind: Any = type(request)
     read_choices(request)
@@ -185,20 +185,20 @@ def read_choices(request: Any) -> None:
     of: Any = type(request)
     for name, kind in _enum_fields(of):
         value = getattr(request, name)
-        if isinstance(value, str) and (found := kind.named(str.__str__(value))) is not None:
-            object.__setattr__(request, name, found)
+        if isinstance(value, str) and (member := kind.named(str.__str__(value))) is not None:
+            object.__setattr__(request, name, member)
 
 
 def convert_int_fields(request: Any, names: Iterable[str]) -> None:
     """Convert fields of a dataclass by `as_python_ints`."""
     for name in names:
         value = getattr(request, name)
-        if (found := as_python_ints(name, value)) is not value:
-            object.__setattr__(request, name, found)
+        if (converted := as_python_ints(name, value)) is not value:
+            object.__setattr__(request, name, converted)
 
 
 def check_library(name: str, library: object) -> None:
-    """BadRequest unless it may be the name of a library, or None; which of them have rows the table knows."""
+    """BadRequest unless it is a str or None; the table checks later whether that library has rows."""
     if library is not None and type(library) is not str:
         raise BadRequest(name, shown(library), "the name of a library, such as 'cutlass', or None")
 
@@ -231,7 +231,7 @@ INT_ANNOTATIONS = (
     "int | tuple[int, ...] | None",
     "tuple[int, ...] | None",
 )
-ALIASES = ("Padding", "Steps", "Steps | None", "Lengths | None")  # of the same, where a family names them
+ALIASES = ("Padding", "Steps", "Steps | None", "Lengths | None")  # aliases of these annotations in op families
 
 
 def annotation_of(field: Any) -> str:
@@ -242,28 +242,28 @@ def annotation_of(field: Any) -> str:
 
 @cache
 def _int_fields(kind: Any) -> tuple[str, ...]:
-    given = [(field.name, annotation_of(field)) for field in fields(kind)]
-    return tuple(name for name, annotation in given if annotation in (*INT_ANNOTATIONS, *ALIASES) and name not in NAMED)
+    typed = [(field.name, annotation_of(field)) for field in fields(kind)]
+    return tuple(name for name, annotation in typed if annotation in (*INT_ANNOTATIONS, *ALIASES) and name not in NAMED)
 
 
 @cache
 def _field_checks(kind: Any) -> tuple[tuple[str, Callable[[str, Any], object]], ...]:
-    enums, known = dict(_enum_fields(kind)), _module_names(kind)
-    found = []
+    enums, names = dict(_enum_fields(kind)), _module_names(kind)
+    checks = []
     for field in fields(kind):
         check = NAMED.get(field.name) or KINDS.get(annotation_of(field))
         if check is None and (enum := enums.get(field.name)) is not None:
-            others = {word for word in _annotation_names(annotation_of(field)) if known.get(word) is not enum}
+            others = {word for word in _annotation_names(annotation_of(field)) if names.get(word) is not enum}
             check = _enum_check(others, enum)
         if check is not None:
-            found.append((field.name, check))
-    return tuple(found)
+            checks.append((field.name, check))
+    return tuple(checks)
 
 
 def _enum_check(others: set[str], kind: type[Choice]) -> Callable[[str, Any], object] | None:
-    """The check of a field that may be a member, its name, and perhaps None; none where it may be something else.
+    """The check of a field that may be a member, its name, and perhaps None; no check if other values are allowed.
 
-    `others` are the names in its annotation beside the enum's, which a module may have under a name of its own.
+    `others` are the names in its annotation except the enum's, which a module may have imported under another name.
     """
     if not others <= {"str", "None"}:
         return None
@@ -277,20 +277,20 @@ def _enum_check(others: set[str], kind: type[Choice]) -> Callable[[str, Any], ob
 
 def _module_names(kind: Any) -> dict[str, Any]:
     """The names in the modules of a class and its bases."""
-    known: dict[str, Any] = {"Compute": Compute}
+    names: dict[str, Any] = {"Compute": Compute}
     for base in reversed(kind.__mro__):
-        known |= vars(sys.modules.get(base.__module__, sys))
-    return known
+        names |= vars(sys.modules.get(base.__module__, sys))
+    return names
 
 
 @cache
 def _enum_fields(kind: Any) -> tuple[tuple[str, type[Choice]], ...]:
     """The fields of a dataclass that may be members of an enum, by their annotations."""
-    known = _module_names(kind)
-    found = [
-        (field.name, known.get(word)) for field in fields(kind) for word in _annotation_names(annotation_of(field))
+    names = _module_names(kind)
+    candidates = [
+        (field.name, names.get(word)) for field in fields(kind) for word in _annotation_names(annotation_of(field))
     ]
-    return tuple((name, enum) for name, enum in found if isinstance(enum, type) and issubclass(enum, Choice))
+    return tuple((name, enum) for name, enum in candidates if isinstance(enum, type) and issubclass(enum, Choice))
 
 
 def _annotation_names(annotation: str) -> set[str]:
@@ -300,14 +300,14 @@ def _annotation_names(annotation: str) -> set[str]:
 
 # -- arrays -----------------------------------------------------------------------------------------------------------
 def as_array(name: str, source: Any) -> Array:
-    """The array of numbers that NumPy makes of an object, of which no element may be masked.
+    """The array of numbers that NumPy makes of an object; no element may be masked.
 
-    It is in this machine's byte order: one of the other is converted, for it is copied in any case.
+    The array is in native byte order; other arrays are converted, because they are copied in any case.
     """
     check_unmasked(name, source)
     try:
         array = np.asarray(source)
-    except (DispatchError, MemoryError):  # of a tensor, which explains itself
+    except (DispatchError, MemoryError):  # from a tensor; its message is clear as it is
         raise
     except Exception as error:
         expected = "an array, or what numpy.asarray makes one of"
@@ -319,7 +319,7 @@ def as_array(name: str, source: Any) -> Array:
 
 
 def refuse_objects(name: str, array: Array) -> NoReturn:
-    """OutOfRange for whole numbers that no dtype holds, of which NumPy makes objects; BadRequest for other objects."""
+    """OutOfRange for integers beyond every dtype, which NumPy stores as objects; BadRequest for other objects."""
     numbers = array.flat if array.dtype == object else ()
     beyond = next((one for one in numbers if isinstance(one, int) and not -(2**63) <= one < 2**64), None)
     if beyond is None:
@@ -329,8 +329,8 @@ def refuse_objects(name: str, array: Array) -> NoReturn:
 
 
 def check_unmasked(name: str, source: object) -> None:
-    """No masked element, whose number NumPy would pass on as if it counted."""
-    ma: Any = sys.modules.get("numpy.ma")  # NumPy imports it when it is first asked for: where it is not, no mask is
+    """Refuse masked elements: NumPy would pass on their numbers as if they were valid."""
+    ma: Any = sys.modules.get("numpy.ma")  # imported by NumPy at its first use: without it, there are no masks
     if isinstance(source, getattr(ma, "MaskedArray", ())) and ma.is_masked(source):
         raise BadRequest(
             name, "an array with masked elements", "one without", "x.filled(…) puts a number in their place"
@@ -338,22 +338,22 @@ def check_unmasked(name: str, source: object) -> None:
 
 
 def check_fits(name: str, source: object, array: Array, kind: Dtype) -> None:
-    """OutOfRange where Python's numbers are beyond what an integer dtype holds, as NumPy 2 has it.
+    """OutOfRange if Python numbers do not fit an integer dtype, as in NumPy 2.
 
-    Those of an array, which has a dtype of its own, wrap around when they are converted, as `astype` has it.
+    The elements of an array, which already has a dtype, wrap around when they are converted, as with `astype`.
     """
     if kind.numpy.kind not in "iu" or hasattr(source, "dtype") or array.dtype.kind not in "iuf" or not array.size:
         return
-    limits, low, high = np.iinfo(kind.numpy), array.min().item(), array.max().item()  # Python's compare exactly
+    limits, low, high = np.iinfo(kind.numpy), array.min().item(), array.max().item()  # Python ints compare exactly
     if low < limits.min or high > limits.max:
         wrong, hint = low if low < limits.min else high, "dev.array(np.asarray(x), dtype) wraps around"
         raise OutOfRange(name, shown(wrong), f"numbers from {limits.min} to {limits.max}, which {kind} holds", hint)
 
 
 def convert_array(name: str, array: Array, kind: Dtype) -> Array:
-    """An array in a dtype; BadRequest where that would drop an imaginary part, or make integers of NaN or infinity.
+    """An array in a dtype; BadRequest if that would drop an imaginary part, or convert NaN or infinity to integers.
 
-    A float that is too large becomes infinite, as IEEE 754 has it; integers of an array wrap around, as NumPy has it.
+    A float that is too large becomes infinite, as in IEEE 754; integers of an array wrap around, as in NumPy.
     """
     if array.dtype == kind.numpy:
         return array
@@ -379,7 +379,7 @@ def names_arguments(made: T) -> T:
 
 
 def _with_argument_errors(function: Any, module: str) -> Any:
-    """Wrap a function so that it explains arguments which do not fit its signature."""
+    """Wrap a function so that arguments which do not fit its signature raise a more helpful error."""
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -392,5 +392,5 @@ def _with_argument_errors(function: Any, module: str) -> Any:
 
             refuse_call(call, args, kwargs, str(error))
 
-    call.__module__ = module  # a NamedTuple's `__new__` has none
+    call.__module__ = module  # the `__new__` of a NamedTuple has no module
     return call

@@ -1,6 +1,6 @@
-"""What goes by another name here: an AttributeError for a name that NumPy or torch has says what to write instead.
+"""Names of NumPy and torch that are different here: an AttributeError for such a name says what to write instead.
 
-It is imported when such an error is raised, and by nothing else.
+This module is imported only when such an error is raised.
 """
 
 from __future__ import annotations
@@ -69,26 +69,26 @@ ARGUMENT = {
     **dict.fromkeys(("weight", "weights", "filter"), ("w", "weights", "scale")),
     **dict.fromkeys(("transpose_a", "transa", "trans_a"), ("a=a.T",)),
     **dict.fromkeys(("transpose_b", "transb", "trans_b"), ("b=b.T",)),
-}  # by an argument's name in NumPy or torch: those it may be here, of which an op has one
+}  # from an argument's name in NumPy or torch to the possible names here; an op has one of them
 
 
 def of_argument(name: str, known: list[str]) -> str:
-    """The argument of an op that is called so in NumPy or torch, with its value where that says it; "" for none."""
+    """The argument of an op for a name in NumPy or torch, with its value if the name implies one; "" if none."""
     return next((one for one in ARGUMENT.get(name.lower(), ()) if one.partition("=")[0] in known), "")
 
 
 def of_device(name: str) -> str:
-    """How a device makes what a function of NumPy's makes."""
+    """The code that makes an array on a device, for the name of a NumPy function that makes one."""
     return "dev.array(x)" if name == "asarray" else f"dev.array(np.{name}(…))"
 
 
 def of_module(name: str) -> str:
-    """What is called so in NumPy, torch or a module here, as this package has it; "" for what it has nothing like."""
+    """This package's counterpart of a name of NumPy, torch or a module here; "" if there is none."""
     return f"dispatch.errors.{name}" if name in errors.__all__ else MODULE.get(name, "")
 
 
 def of_tensor(name: str) -> str:
-    """What a method or an attribute of NumPy's arrays or torch's tensors is here; "" for names that neither has."""
+    """The counterpart of a method or attribute of NumPy's arrays or torch's tensors; "" for names that neither has."""
     on_host = f"on the host x.numpy().{name}" if hasattr(np.ndarray, name) else ""
     if name not in TENSOR:
         return on_host

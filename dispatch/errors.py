@@ -1,6 +1,6 @@
 """Every error that `dispatch` raises, under one root.
 
-An error says which operand, what was given, what was expected and what to do. Errors of the libraries themselves
+An error names the operand, the given value, the expected value and the remedy. Errors of the libraries themselves
 (`cudabind.errors.CudaError`) pass through as the `__cause__`; this module never touches a library.
 """
 
@@ -49,17 +49,17 @@ __all__ = [
 ]
 
 
-LISTED = 10  # failures that the message of Undelivered spells out
-NEAREST = 8  # rows that the message of NoRow spells out
-LINE = 160  # characters of a line of a message that has several
-LONG_LINE = 240  # of the one that says what to do
-GIVEN = 400  # of what was given
-EXPECTED = 600  # of what was expected, and of a hint
-ERROR_CHARS = 400  # of another error inside a message
+LISTED = 10  # failures in the message of Undelivered
+NEAREST = 8  # rows in the message of NoRow
+LINE = 160  # characters of a line in a message of several lines
+LONG_LINE = 240  # characters of the line that says what to do
+GIVEN = 400  # characters of the given value
+EXPECTED = 600  # characters of the expected value, and of a hint
+ERROR_CHARS = 400  # characters of another error inside a message
 
 
 def one_line(text: str, most: int) -> str:
-    """A text as one line of so many characters at most; an ellipsis stands for what is left out of its middle."""
+    """A text as one line of at most `most` characters; an ellipsis replaces the middle of a longer text."""
     line = text.replace("\n", " ")
     tail = most // 4
     return line if len(line) <= most else f"{line[: most - tail - 1]}…{line[-tail:]}"
@@ -68,14 +68,14 @@ def one_line(text: str, most: int) -> str:
 def error_text(error: BaseException, say: Callable[[BaseException], str] = repr) -> str:
     """An error in one line, even if its own `__repr__` or `__str__` raises.
 
-    Of a message with several lines it is the first, which says what is wrong.
+    Only the first line of a message is used, because it says what is wrong.
     """
     try:
         text = say(error)
         if say is repr and "\n" in (message := str(error)):
             text = f"{type(error).__name__}({message.partition(chr(10))[0]!r})"
         return one_line(text.partition("\n")[0], ERROR_CHARS)
-    except Exception as worse:  # noqa: BLE001  # of a class of the user's
+    except Exception as worse:  # noqa: BLE001  # a user's class may raise anything
         return f"a {type(error).__name__} that has no words: {type(worse).__name__}"
 
 
@@ -84,7 +84,7 @@ class DispatchError(Exception):
 
 
 class BadRequest(DispatchError, ValueError):
-    """A request that no library could carry out: which operand, what was given, what was expected, what to do."""
+    """A request that no library could run: which operand, the given value, the expected value, what to do."""
 
     def __init__(self, operand: str, given: str, expected: str, hint: str = "") -> None:
         self.operand, self.given = operand, one_line(given, GIVEN)
@@ -96,10 +96,10 @@ class BadRequest(DispatchError, ValueError):
         return type(self), (self.operand, self.given, self.expected, self.hint)
 
     def renamed(self, names: Mapping[str, str]) -> BadRequest:
-        """This error with other names of arguments, wherever they stand as words.
+        """This error with other names of arguments, wherever they occur as whole words.
 
-        For a function that passes its arguments on to another one: `names` has what the other one calls each of them,
-        and what the function itself does.
+        For a function that passes its arguments on to another one: `names` maps the other function's name of each
+        argument to the function's own name.
         """
         word = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b")
         texts = (self.operand, self.given, self.expected, self.hint)
@@ -107,24 +107,24 @@ class BadRequest(DispatchError, ValueError):
 
 
 class BadIndex(BadRequest, IndexError):
-    """An index beyond the end of an axis; iterating over a tensor ends by it."""
+    """An index beyond the end of an axis; iteration over a tensor ends with this error."""
 
 
 class BadType(BadRequest, TypeError):
-    """An operand of a kind that is not taken, such as an index array where only integers and slices are."""
+    """An operand of an unsupported type, such as an index array where only integers and slices are supported."""
 
 
 class OutOfRange(BadRequest, OverflowError):
-    """A number that the dtype asked for cannot hold, where NumPy raises OverflowError as well."""
+    """A number that the requested dtype cannot represent; NumPy raises OverflowError for it as well."""
 
 
 class NoRow(DispatchError, LookupError):
-    """A sound request that no row of the table takes: what was asked, the nearest that works, the nearest rows.
+    """A valid request that no row of the table takes: the request, the nearest one that works, the nearest rows.
 
-    `tried` holds all rows in the table's order, each with its reasons; the message spells out the nearest of them, and
-    one of another machine's only where this machine has none.
-    `nearest` names the row that is least far away and what it needs; `change` says which fields to change to what for
-    a row to take the request, or is empty where no small change does. `request` is what was asked in full.
+    `tried` holds all rows in the table's order, each with its reasons. The message lists the nearest of them; it lists
+    rows of other architectures only if there are none of this one.
+    `nearest` names the nearest row and what it needs. `change` says which fields to change, and to which values, so
+    that a row takes the request; it is empty if no small change helps. `request` is the full request as text.
     """
 
     def __init__(
@@ -138,8 +138,8 @@ class NoRow(DispatchError, LookupError):
         self.request, self.nearest, self.change, self.asked = request, nearest, change, asked or request
         self.tried = tuple((row, tuple(reasons)) for row, reasons in tried)
         nearest_first = self.nearest_first
-        here = next((n for n, (_, why) in enumerate(nearest_first) if _is_of_other_arch(why)), len(nearest_first))
-        listed = nearest_first[: min(here or NEAREST, NEAREST)]
+        count = next((n for n, (_, why) in enumerate(nearest_first) if _is_of_other_arch(why)), len(nearest_first))
+        listed = nearest_first[: min(count or NEAREST, NEAREST)]
         lines = [
             one_line(f"no row of the table takes {self.asked}", LINE),
             one_line(f"Nearest that works: {change or nearest}", LONG_LINE),
@@ -152,8 +152,8 @@ class NoRow(DispatchError, LookupError):
 
     @property
     def nearest_first(self) -> list[tuple[str, tuple[Refusal, ...]]]:
-        """The rows that were tried, with their reasons: those that take the request, which their library refused; then
-        the nearest; those of other machines last.
+        """The rows that were tried, with their reasons: first those that take the request but whose library refused it,
+        then the nearest; rows of other architectures come last.
         """
 
         def far(entry: tuple[str, tuple[Refusal, ...]]) -> tuple[bool, bool, int]:
@@ -175,9 +175,9 @@ def _is_of_other_arch(reasons: Sequence[Refusal]) -> bool:
 
 
 class Refused(DispatchError):
-    """The refusal of a request that its row took, by the library; the next row is tried, and NoRow carries the reason.
+    """The library refuses a request that its row takes; the next row is tried, and NoRow has the reason.
 
-    Kind.RULE says that it is not the library's own: the plan's maker finds something that the request needs.
+    Kind.RULE means that the library has not refused it: the code that makes the plan has found an unmet requirement.
     """
 
     def __init__(self, text: str = "", kind: Kind = Kind.LIBRARY) -> None:
@@ -186,15 +186,15 @@ class Refused(DispatchError):
 
 
 class BadRow(DispatchError, ValueError):
-    """A row that the table cannot hold: a duplicate, one that can never be reached, or one with an unsound column."""
+    """A row that the table cannot hold: a duplicate, one that can never be reached, or one with an invalid column."""
 
 
 class BadRequestClass(DispatchError, TypeError):
-    """A request class that lacks what a request needs; it says what, and what to write."""
+    """A request class that lacks something that requests need; the message says what, and what to write."""
 
 
 class StaleTensor(DispatchError, RuntimeError):
-    """A tensor of a closed or replaced device, or one that was freed; its memory is gone and was not touched."""
+    """A tensor of a closed or replaced device, or one that was freed; its memory is freed and was not accessed."""
 
 
 class TaintedTensor(DispatchError, RuntimeError):
@@ -202,7 +202,7 @@ class TaintedTensor(DispatchError, RuntimeError):
 
 
 class DeviceUnavailable(DispatchError, RuntimeError):
-    """The device asked for is not there: no driver, no such GPU, or a library that is missing."""
+    """The requested device is not available: there is no driver, no such GPU, or a library is missing."""
 
 
 class DeviceFault(DispatchError, RuntimeError):
@@ -210,11 +210,11 @@ class DeviceFault(DispatchError, RuntimeError):
 
 
 class OutOfMemory(DispatchError, MemoryError):
-    """Device memory did not suffice, also after the device's caches were freed."""
+    """There was not enough device memory, even after the device's caches were freed."""
 
 
 class QueueFull(DispatchError, RuntimeError):
-    """A worker's queue is full and is not waited for: a call is refused, or the oldest request is dropped."""
+    """A worker's queue is full and the call does not wait: it is refused, or the oldest request is dropped."""
 
 
 class Closed(DispatchError, RuntimeError):
@@ -222,10 +222,10 @@ class Closed(DispatchError, RuntimeError):
 
 
 class LinAlgError(DispatchError, np.linalg.LinAlgError):
-    """A routine of linear algebra that failed on sound arguments; NumPy's error of this name is a base of it.
+    """A routine of linear algebra failed on valid arguments; NumPy's error of this name is a base class.
 
-    `routine` is the function; `statuses` holds the status of each matrix that failed by its place in the batch, () for
-    the only one.
+    `routine` is the function; `statuses` maps the index of each failed matrix in the batch to its status. The index is
+    () if there is no batch.
     """
 
     def __init__(self, routine: str, statuses: Mapping[tuple[int, ...], int], meaning: str, hint: str = "") -> None:
@@ -241,18 +241,18 @@ class LinAlgError(DispatchError, np.linalg.LinAlgError):
 
 
 class CollectiveError(DispatchError, RuntimeError):
-    """A communicator that failed: what its ranks had under way is not done, and it takes no further call.
+    """A communicator failed: its calls under way have not completed, and it accepts no further call.
 
-    What that was to write is neither the old nor the new. `World.rebuild()` makes a communicator over those that live.
+    The outputs of those calls are undefined. `World.rebuild()` makes a communicator of the surviving ranks.
     """
 
 
 class CollectiveTimeout(CollectiveError, TimeoutError):
-    """A collective that was not done on all ranks by its deadline: a rank hangs, is stopped, or calls another one."""
+    """A collective did not complete on all ranks by its deadline: a rank hangs, is stopped, or calls another one."""
 
 
 class RankLost(CollectiveError):
-    """Ranks that have ended, or whose connection broke; `ranks` are their numbers, () where that is not known."""
+    """Ranks have ended, or their connection broke; `ranks` are their numbers, () if they are not known."""
 
     def __init__(self, text: str, ranks: Sequence[int] = ()) -> None:
         self.text, self.ranks = text, tuple(ranks)
@@ -263,20 +263,20 @@ class RankLost(CollectiveError):
 
 
 class RankLeftOut(CollectiveError):
-    """This rank was silent for too long: the others have built their world without it, and it can only begin anew."""
+    """This rank was silent for too long: the others have rebuilt the world without it, so it can only start again."""
 
 
 class WorkerFailed(DispatchError, RuntimeError):
-    """A worker broke through no fault of its requests (a defect), or was restarted too often to go on."""
+    """A worker failed because of a defect, not because of its requests, or it was restarted too often."""
 
 
 class ActorLost(WorkerFailed):
-    """An actor of Ray that ended, or is being started anew: what it had in flight may have run or not, and is not run
+    """A Ray actor has ended or is being restarted: its requests in flight may have run or not, and are not run
     again."""
 
 
 class DeadlineExceeded(DispatchError, TimeoutError):
-    """A request that had not started when the time it was submitted with was over; it was not run."""
+    """A request that had not started by its deadline; it was not run."""
 
 
 class HookFailed(DispatchError, RuntimeError):
@@ -284,21 +284,21 @@ class HookFailed(DispatchError, RuntimeError):
 
 
 class DependencyFailed(DispatchError, RuntimeError):
-    """A request that was not run, because one that it was submitted to run after failed or was cancelled."""
+    """A request that was not run, because a request that it depends on failed or was cancelled."""
 
 
 class Undelivered(DispatchError):
-    """What failed in a supervisor and nobody asked for: `exceptions` holds it all, in the order in which it failed."""
+    """Failures in a supervisor that no caller retrieved; `exceptions` holds them, the earliest first."""
 
     def __init__(self, exceptions: Sequence[BaseException], more: int = 0) -> None:
         self.exceptions = tuple(exceptions)
-        self.more = more  # failures beyond those that are kept
+        self.more = more  # the number of failures that are not in `exceptions`
         lines = [f"{len(self.exceptions) + more} failure(s) that no result() or exception() was asked for"]
         lines += [
             one_line(f"  {type(error).__name__}: {error_text(error, str)}", LINE) for error in self.exceptions[:LISTED]
         ]
-        left = len(self.exceptions) + more - LISTED
-        super().__init__("\n".join([*lines, f"  and {left} more"] if left > 0 else lines))
+        unlisted = len(self.exceptions) + more - LISTED
+        super().__init__("\n".join([*lines, f"  and {unlisted} more"] if unlisted > 0 else lines))
 
     def __reduce__(self) -> tuple[type[Undelivered], tuple[object, ...]]:
         return type(self), (self.exceptions, self.more)

@@ -1,8 +1,8 @@
-"""The axes of the table, in NVIDIA's words: Dtype, Compute, Epilogue, ScaleMode, Arch; and their named groups.
+"""The keys of the table, in NVIDIA's terms: Dtype, Compute, Epilogue, ScaleMode, Arch; and their named groups.
 
-Everybody imports this module; it imports no CUDA module and no library. The numbers are those of NVIDIA's headers
-(`cudaDataType_t`, `cublasComputeType_t`, `cublasLtEpilogue_t`, `cublasLtMatmulMatrixScale_t`); a test holds them
-against the generated bindings.
+Every part of the package imports this module; it imports no CUDA module and no library. The numbers are those of
+NVIDIA's headers (`cudaDataType_t`, `cublasComputeType_t`, `cublasLtEpilogue_t`, `cublasLtMatmulMatrixScale_t`); a test
+compares them with the generated bindings.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ __all__ += ["did_you_mean", "member"]
 class Dtype:
     """One element type: its short name, its NumPy dtype, NVIDIA's `cudaDataType_t` number and its width in bits.
 
-    The 17 instances are module constants (`F32`, `BF16`, …); compare them with `is`, or with anything NumPy takes as
-    a dtype by `==`. Names count bits: "i8" and "u8" are int8 and uint8, not NumPy's of 8 bytes, which are i64 and u64.
+    The 17 instances are module constants (`F32`, `BF16`, …). Compare them with `is`; `==` also takes NumPy's dtypes.
+    Names count bits: "i8" and "u8" are int8 and uint8; NumPy's "i8" and "u8" have 8 bytes and are i64 and u64 here.
     """
 
     __slots__ = ("bits", "cuda", "is_complex", "is_fp8", "name", "numpy")
     by_name: ClassVar[dict[str, Dtype]] = {}
     by_numpy: ClassVar[dict[np.dtype[Any], Dtype]] = {}
-    # Names of these in other libraries, in addition to those of NumPy and ml_dtypes.
+    # Names of the dtypes in other libraries, in addition to those of NumPy and ml_dtypes.
     # fmt: off
     aliases: ClassVar[dict[str, str]] = {
         "fp64": "f64", "fp32": "f32", "fp16": "f16", "fp4": "f4e2m1", "torch.float": "f32", "torch.int": "i32",
@@ -63,10 +63,10 @@ class Dtype:
 
     @staticmethod
     def of(spec: Any) -> Dtype:
-        """The Dtype that is meant; TypeError names the choices.
+        """The Dtype of a specification; TypeError lists the choices.
 
-        By a short name ("bf16"), one of other libraries ("float16", "half", "fp16", "torch.bfloat16"), a Dtype, or a
-        dtype of torch, JAX, ml_dtypes or anything else that `numpy.dtype` takes. "fp8" may mean two, and is refused.
+        It is a short name ("bf16"), one of other libraries ("float16", "half", "fp16", "torch.bfloat16"), a Dtype, or a
+        dtype of torch, JAX, ml_dtypes or anything else that `numpy.dtype` takes. "fp8" is ambiguous, and is refused.
         """
         if isinstance(spec, Dtype):
             return spec
@@ -75,11 +75,11 @@ class Dtype:
                 if spec in Dtype.by_name:
                     return Dtype.by_name[spec]
                 return _dtype_by_name(spec)
-            if spec is not None:  # which is NumPy's f64
+            if spec is not None:  # NumPy reads None as f64
                 if _is_of_torch(spec):
                     return _dtype_by_name(str(spec))
                 return Dtype.by_numpy[np.dtype(spec)]
-        except Exception:  # noqa: BLE001  # NumPy reads lists, dicts and attributes, and raises what those raise
+        except Exception:  # noqa: BLE001  # NumPy reads lists, dicts and attributes, which may raise anything
             pass
         hint = Dtype.hint(spec)
         choices = ", ".join(Dtype.by_name) + (f". {hint}" if hint else "")
@@ -117,7 +117,7 @@ class Dtype:
         return self.name
 
     def __reduce__(self) -> str:
-        return self.name.upper()  # the module constant: unpickling gives back the one instance
+        return self.name.upper()  # the module constant, so unpickling returns the same instance
 
 
 # fmt: off
@@ -166,7 +166,7 @@ def _dtype_by_name(text: str) -> Dtype:
 
 
 M = TypeVar("M", bound="Choice | bool | None")
-MAX_NAMES = 1024  # that are cached with their members
+MAX_NAMES = 1024  # names whose members are cached
 
 
 class _Choices(EnumMeta):
@@ -180,44 +180,44 @@ class _Choices(EnumMeta):
 
 
 class Choice(IntEnum, metaclass=_Choices):
-    """An enum in NVIDIA's words; an error about a name or number that it has not lists those that it has.
+    """An enum with NVIDIA's names; the error for an unknown name or number lists the members.
 
-    Wherever a member is expected its name does, too, in any case and with "-", "_" or nothing between its words. What
-    all members begin with may be left out, and whatever words at its end or its beginning no other member has do:
-    "gelu_bias", "rms", "tf32", "COMPUTE_32F_FAST_TF32", "CUBLAS_COMPUTE_32F_FAST_TF32".
+    Wherever a member is expected, its name may be given instead, in any case and with "-", "_" or nothing between its
+    words. A prefix of all members may be left out, and words at the beginning or end of a name are enough if no other
+    member has them: "gelu_bias", "rms", "tf32", "COMPUTE_32F_FAST_TF32", "CUBLAS_COMPUTE_32F_FAST_TF32".
     """
 
     @classmethod
     def named(cls, text: str) -> Self | None:
-        """The member that a name stands for; None if it stands for none, or for several."""
-        found: Self | None = find_member(cls, text)
-        return found
+        """The member with a name or a part of it; None if there is none, or if there are several."""
+        result: Self | None = find_member(cls, text)
+        return result
 
     @staticmethod
     def other_names() -> dict[str, str]:
-        """Names of members in other libraries, without "_", with the member's name."""
+        """From names of members in other libraries, without "_", to the names of the members."""
         return {}
 
     @staticmethod
     def replacements() -> dict[str, str]:
-        """For names that no member has, without "_": a sentence about what to use instead."""
+        """From names that no member has, without "_", to a sentence about what to use instead."""
         return {}
 
     @classmethod
     def _missing_(cls, value: object) -> Any:
-        if isinstance(value, str) and (found := cls.named(value)) is not None:
-            return found
+        if isinstance(value, str) and (result := cls.named(value)) is not None:
+            return result
         raise ValueError(_unknown_text(cls, value))
 
 
 def member(value: M | str) -> M:
-    """Narrow the type of a field that takes members and names: after its request is made it is a member."""
+    """Narrow the type of a field that takes members and names: once its request is made, it is a member."""
     return value  # type: ignore[return-value]
 
 
 @lru_cache(MAX_NAMES)
 def find_member(kind: Any, text: str) -> Any:
-    """The member of a Choice that a name stands for, or None."""
+    """The member of a Choice for a name, or None."""
     spellings = _member_spellings(kind)
     name = _normalized(text.rpartition(".")[2])
     if name in spellings or not name.startswith(("CUBLAS", "CUDNN", "CUSPARSE")):
@@ -235,18 +235,18 @@ def _normalized(text: str) -> str:
 def _member_spellings(kind: Any) -> dict[str, Any]:
     """All names of all members, without separators; unique parts of names are included, full names take precedence."""
     members: dict[str, Any] = dict(kind.__members__)
-    found = {_normalized(name): member for name, member in members.items()}
-    found |= {other: members[name] for other, name in kind.other_names().items()}
+    spellings = {_normalized(name): member for name, member in members.items()}
+    spellings |= {other: members[name] for other, name in kind.other_names().items()}
     words = {name: name.split("_") for name in members}
     if len({each[0] for each in words.values()}) == 1:
         words = {name: each[1:] for name, each in words.items()}
-        found = {"".join(each).upper(): members[name] for name, each in words.items()} | found
+        spellings = {"".join(each).upper(): members[name] for name, each in words.items()} | spellings
     parts: dict[str, set[Any]] = {}
     for name, each in words.items():
         for place in range(1, len(each)):
             for part in (each[:place], each[place:]):
                 parts.setdefault("".join(part).upper(), set()).add(members[name])
-    return {part: min(of) for part, of in parts.items() if len(of) == 1} | found
+    return {part: min(of) for part, of in parts.items() if len(of) == 1} | spellings
 
 
 def _unknown_text(kind: Any, value: object) -> str:
@@ -275,21 +275,21 @@ def did_you_mean(kind: Any, value: object) -> str:
         return f". {sentence}"
     word = value.rpartition(".")[2].strip().upper().replace("-", "_")
     like = get_close_matches(word, list(kind.__members__), 1, 0.7)
-    like = like or [name for name in kind.__members__ if word in name.upper().split("_")]  # "average": there are two
+    like = like or [name for name in kind.__members__ if word in name.upper().split("_")]  # "average"
     like = like or _names_with_similar_word(word, list(kind.__members__))
     return f". Did you mean {' or '.join(f'{kind.__name__}.{name}' for name in like)}?" if like else ""
 
 
 class Compute(Choice):
-    """`cublasComputeType_t`: the precision of the products and sums; TF32 and the other fast modes only when asked.
+    """`cublasComputeType_t`: the precision of products and sums; TF32 and the other fast modes only on request.
 
-    COMPUTE_32F_EMULATED_16BFX9 makes three numbers of bf16 of each f32, and COMPUTE_64F_EMULATED_FIXEDPOINT as many
-    of 8 bits as it needs of each f64, where tensor cores are the faster way; both are as precise as what they emulate.
-    On an H100 cuBLAS 13.1 emulates neither: results are those of COMPUTE_32F and COMPUTE_64F bit for bit, in the same
-    time. The largest error of a product of 512 x 512 normal numbers is 1.6 there in f32 and 5.1 in f64, in units of
-    roundoff times |A| |B|; 1,590 in TF32. COMPUTE_16F sums up in f16, which alpha and beta are then, too: the error is
-    held to 8 + 4·√k + k/8 of its roundoffs, 2⁻¹¹, times |A| |B|, and sums beyond 65,504 are infinite. 3XTF32 and 16FX4,
-    two numbers of TF32 or f16 for an f32, are cuTENSOR's alone.
+    COMPUTE_32F_EMULATED_16BFX9 splits each f32 into three bf16 numbers, and COMPUTE_64F_EMULATED_FIXEDPOINT splits
+    each f64 into as many 8-bit numbers as it needs, if that is faster on tensor cores; both are as precise as the type
+    that they emulate. On an H100 cuBLAS 13.1 emulates neither: results are those of COMPUTE_32F and COMPUTE_64F bit for
+    bit, in the same time. The largest error of a product of 512 x 512 normally distributed numbers there is 1.6 in f32
+    and 5.1 in f64, in units of roundoff times |A| |B|; 1,590 in TF32. COMPUTE_16F sums in f16; alpha and beta are f16,
+    too. Tests limit its error to 8 + 4·√k + k/8 of its roundoffs, 2⁻¹¹, times |A| |B|, and sums beyond 65,504 are
+    infinite. Only cuTENSOR has 3XTF32 and 16FX4, which use two TF32 or f16 numbers for an f32.
     """
 
     COMPUTE_16F = 64
@@ -318,10 +318,10 @@ class Compute(Choice):
 
 
 class Epilogue(Choice):
-    """`cublasLtEpilogue_t`: what is fused to the end of a product.
+    """`cublasLtEpilogue_t`: the operation that is fused to the end of a product.
 
-    BGRADA and BGRADB name the operands of the request (row-major), as DRELU_BGRAD and DGELU_BGRAD name its D; the
-    lowering to cuBLASLt, which is column-major and so exchanges A and B, exchanges these two as well.
+    BGRADA and BGRADB refer to the operands of the request (row-major), as DRELU_BGRAD and DGELU_BGRAD refer to its D.
+    cuBLASLt is column-major, so the call to it exchanges A and B, and these two as well.
     """
 
     NONE = 1
@@ -342,9 +342,9 @@ class Epilogue(Choice):
     BGRADB = 512
 
     adds_bias: bool  # adds a bias vector of length n to every row of D
-    activation: str  # "relu", "gelu" or "" for none; of DRELU and DGELU, the one whose gradient is taken
+    activation: str  # "relu", "gelu" or "" for none; for DRELU and DGELU, the activation whose gradient is computed
     is_gradient: bool  # DRELU*, DGELU*: reads the aux tensor that the forward pass stored
-    writes_aux: bool  # stores what the backward pass needs: the ReLU bit mask, or the input of GELU
+    writes_aux: bool  # stores the ReLU bit mask or the input of GELU for the backward pass
     writes_bgrad: bool  # stores a bias gradient: of D's columns, or of operand a or b summed over k
 
     @staticmethod
@@ -360,7 +360,7 @@ class Epilogue(Choice):
 
 
 class ScaleMode(Choice):
-    """`cublasLtMatmulMatrixScale_t`: how far one scale factor reaches."""
+    """`cublasLtMatmulMatrixScale_t`: the block of elements that one scale factor applies to."""
 
     SCALAR_32F = 0
     VEC16_UE4M3 = 1
@@ -374,7 +374,7 @@ LONGEST_ARCH = 4  # digits
 
 
 class Arch(int):
-    """A GPU architecture by its compute capability (90 for sm_90), or the host, which is 0 and older than none."""
+    """A GPU architecture as its compute capability (90 for sm_90), or the host (0), which is not a GPU."""
 
     __slots__ = ()
 

@@ -34,7 +34,7 @@ EVENTS = {  # event: level; a failed request is also reported by its future, a l
 def log(event: str, facts: Mapping[str, object]) -> None:
     """Log an event of EVENTS to the logger "dispatch", as one line of JSON; the record's `facts` holds the same.
 
-    Whoever wants to see it has imported `logging`: where nobody has, nothing is done, and nothing is imported.
+    A program that handles log records has imported `logging`; if it is not imported, this does nothing.
     """
     logging = sys.modules.get("logging")
     if logging is None:

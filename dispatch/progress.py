@@ -1,4 +1,4 @@
-"""Waiting for kernels that are being compiled, with a line of progress where a person watches."""
+"""Waiting for kernels that are being compiled, with a progress line on a terminal."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["finish"]
 
 
 def finish(futures: Iterable[Future[bytes]]) -> None:
-    """Wait for kernels; what failed says so when its result is asked for."""
-    left = set(futures)
-    with Progress("compile kernels", len(left)) as bar:
-        while left:
-            done, left = wait(left, OFTEN, FIRST_COMPLETED)
+    """Wait for kernels; a failure is raised later, by the result() of its future."""
+    pending = set(futures)
+    with Progress("compile kernels", len(pending)) as bar:
+        while pending:
+            done, pending = wait(pending, OFTEN, FIRST_COMPLETED)
             bar.update(len(done))

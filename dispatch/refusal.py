@@ -1,8 +1,8 @@
-"""Refusal: why a row does not take a request, as a value: of which kind, what the row needs, what the request has.
+"""Refusal: one reason why a row does not take a request, with its kind, what the row needs and what the request has.
 
-It prints as a sentence ("needs …, has …"). Rows make them (`core/row.py`, `table/select.py`), and `errors.NoRow`
-carries them; their kinds decide which row is nearest. Rules, formulas and launches may be a user's own functions: the
-functions that call such ones are registered here, so that `core/user_code.py` recognizes errors of users' code.
+It prints as a sentence ("needs …, has …"). Rows make refusals (`core/row.py`, `table/select.py`), and `errors.NoRow`
+has them; their kinds decide which row is nearest. Rules, formulas and launches may be functions of a user: the
+functions that call them are registered here, so that `core/user_code.py` recognizes errors in users' code.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ def calls_user_code(function: F) -> F:
 @calls_user_code
 def any_rule_refuses(rules: Iterable[Callable[[Any], str]], request: Any) -> bool:
     """Whether any rule of a row refuses a request."""
-    for rule in rules:  # noqa: SIM110  # `any` would call them from a frame of its own
+    for rule in rules:  # noqa: SIM110  # `any` would call them from another frame
         if rule(request):
             return True
     return False
 
 
 class Kind(Enum):
-    """What a refusal is about; behind each kind stands what `needed` is, and after the semicolon `given`."""
+    """The subject of a refusal. Each comment describes `needed`, and after the semicolon `given`."""
 
-    RULE = "rule"  # what a rule of the row says, in full
-    SIZE = "size"  # what a rule says of the sizes that the row is for, in full
+    RULE = "rule"  # the text of a rule of the row, in full
+    SIZE = "size"  # the rule's text about the sizes that the row supports, in full
     EPILOGUE_DTYPE = "epilogue dtype"  # the dtypes allowed for an operand that an epilogue adds; the dtype
     VERSION = "version"  # a library's name and its oldest version; the version
     MISSING = "missing"  # the name of a library that is not installed; what to do
@@ -60,16 +60,16 @@ class Kind(Enum):
     TREE = "tree"  # the row's epilogues; the request's tree
     SCALES = "scales"  # the row's pairs of scale modes; the request's pair
     DTYPES = "dtypes"  # the row's dtypes; those of the operands
-    LIBRARY = "library"  # what the library said, in full
+    LIBRARY = "library"  # the library's message, in full
     OTHER_LIBRARY = "other library"  # the library whose requests the row takes; the one that the request names
     ARCH = "arch"  # the oldest and the newest architecture, None for no limit; the machine's
 
-    effort: int  # that of `EFFORT`: to look a member of an Enum up in a dict takes ten times as long
+    effort: int  # the value in `EFFORT`; looking an Enum member up in a dict takes ten times as long
 
 
-# How far a change goes: an order or an alignment is a copy, another epilogue is another result, another dtype is more,
-# another size is another problem, and another machine the most. What a library refuses, no other choice of the same
-# words helps; one that a request names was wanted, and so was a tree.
+# The cost of the change that each kind of refusal requires. Another order or alignment takes a copy; another epilogue
+# changes the result; another dtype changes more; another size is another problem; another machine is the largest
+# change. If a library refuses, no small change helps. A library that the request names, or a tree, was intended.
 EFFORT = {
     Kind.RULE: 1,
     Kind.SIZE: 50,
@@ -92,7 +92,7 @@ EACH_DTYPE = 2  # and for every dtype that differs
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """One reason of a row's: `Kind` says what `needed` and `given` are."""
+    """One reason why a row refuses; `Kind` describes `needed` and `given`."""
 
     kind: Kind
     needed: Any
@@ -103,7 +103,7 @@ class Refusal:
 
     @property
     def distance(self) -> int:
-        """How far a request is from what the row takes."""
+        """The distance between a request and what the row takes."""
         if self.kind is Kind.DTYPES:
             differing: int = sum(map(ne, self.needed, self.given))
             return self.kind.effort + EACH_DTYPE * differing
@@ -111,9 +111,9 @@ class Refusal:
 
 
 def distance(refusals: Iterable[Refusal]) -> int:
-    """How far a request is from what a row takes, by all its reasons."""
+    """The distance between a request and what a row takes, summed over all reasons."""
     total = 0
-    for refusal in refusals:  # of an error a hundred rows have ten each: `sum` would take twice as long
+    for refusal in refusals:  # an error may have a hundred rows of ten refusals each: `sum` would take twice as long
         total += refusal.distance if refusal.kind is Kind.DTYPES else refusal.kind.effort
     return total
 
@@ -135,8 +135,8 @@ def _text(needed: Any, _: Any) -> str:
 
 
 def _dtypes(needed: Any, given: Any) -> str:
-    apart = "" if len(needed) == len(given) else f": a row of this op has {len(given)}, those of `request.dtypes`"
-    return f"needs dtypes {_listed(needed)}, has {_listed(given)}{apart}"
+    count_note = "" if len(needed) == len(given) else f": a row of this op has {len(given)}, those of `request.dtypes`"
+    return f"needs dtypes {_listed(needed)}, has {_listed(given)}{count_note}"
 
 
 def _epilogue_dtype(needed: Any, given: Any) -> str:

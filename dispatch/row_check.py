@@ -1,4 +1,4 @@
-"""Running a case of a row on a device as users run requests: prepared, recorded, replayed, and once more plainly."""
+"""Running a case of a row on a device as users run requests: prepared, recorded, replayed, and as a plain call."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ REPLAYS = 2  # the second run of the same addresses is recorded, the third a rep
 
 
 def cases_of(row: Row) -> list[Case]:
-    """All cases of a row, from the module `cases` of its op's family; none for what a user's package brought."""
+    """All cases of a row, from the module `cases` of its op's family; none for a row of a user's package."""
     family = ".".join(row.call.__module__.split(".")[:3])
     if not family.startswith("dispatch.ops.") or importlib.util.find_spec(f"{family}.cases") is None:
         return []
-    found: list[Case] = importlib.import_module(f"{family}.cases").cases(row)
-    return found
+    cases: list[Case] = importlib.import_module(f"{family}.cases").cases(row)
+    return cases
 
 
 def check_row(row: Row, case: Case, device: Device, rng: np.random.Generator) -> str:
-    """Run a case through its row and check it, or give the words that the row refuses with.
+    """Run a case through its row and check it; returns the text of the refusal if the row refuses it, else "".
 
     A prepared call is run until it is a replay, into memory that is poisoned again before every run, unless it changes
-    what it reads; then there is the plain call, at other addresses.
+    its inputs. A plain call follows, at other addresses.
 
-    Raises Mismatch for a wrong result, for another row than this one or one before it that takes the same, and for a
-    refusal that is not the row's.
+    Raises Mismatch for a wrong result, for a request that a later row runs instead of this one, and for one that this
+    row runs though it should refuse it; NoRow for a refusal that is not the row's.
     """
     check = case.check(device, rng)
     why = refusals(row, check.request, check.request.signature())
@@ -61,8 +61,8 @@ def check_row(row: Row, case: Case, device: Device, rng: np.random.Generator) ->
         return str(why[0])
     first = next(other for other in TABLE.of(row.op) if other in (row, call.row))
     if (call.row == row) if why else (call.row != first):
-        said = "; ".join(map(str, why)) or "nothing against it"
-        raise Mismatch(f"{check.name}: taken by {call.row.name}, and {row.name} says {said}")
+        reasons = "; ".join(map(str, why)) or "nothing against it"
+        raise Mismatch(f"{check.name}: taken by {call.row.name}, and {row.name} says {reasons}")
     changes = any(getattr(check.request, name, None) is not None for name in check.request.updates)
     result = call()
     check.verify(result)

@@ -1,8 +1,9 @@
 """Train a network on real handwritten digits, every product of it one fused request through a supervisor.
 
-The data are the UCI handwritten digits in `data/`, the network a 64 → 256 → 128 → 10 MLP. Forward, the bias and the
-ReLU (with its mask) are in the product; backward, the mask and the bias gradient are; and the product that is the
-gradient of the weights updates them in place: W = W - rate · Xᵀ · dY. NumPy does the softmax and the biases.
+The data are the UCI handwritten digits in `data/`, the network a 64 → 256 → 128 → 10 MLP. In the forward pass, the bias
+and the ReLU (with its mask) are fused with the product; in the backward pass, the mask and the bias gradient. The
+product that computes the gradient of the weights updates them in place: W = W - rate · Xᵀ · dY. NumPy computes the
+softmax and updates the biases.
 
     python examples/01_train_digits.py --device cuda:0 --dtype bf16
 """
@@ -30,7 +31,7 @@ GOAL = 0.97
 
 
 class Data(NamedTuple):
-    """Pixels from 0 to 1, and digits; a fifth of them, drawn by a seed, is held out."""
+    """Pixels from 0 to 1, and digits; a random fifth of them, chosen by a seed, is held out."""
 
     x: np.ndarray
     y: np.ndarray
@@ -49,7 +50,7 @@ def load(seed: int) -> Data:
 
 
 def shift(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Half of the scans moved by a pixel, each in its own direction: hands do not write in the middle of a box."""
+    """Half of the scans shifted by a pixel, each in a random direction: handwriting is not always centred."""
     padded = np.pad(x.reshape(-1, 8, 8), ((0, 0), (1, 1), (1, 1)))
     down, right = (1 + rng.integers(-1, 2, (2, len(x))) * (rng.random(len(x)) < 0.5))[:, :, None] + np.arange(8)
     return padded[np.arange(len(x))[:, None, None], down[:, :, None], right[:, None, :]].reshape(x.shape)
@@ -58,8 +59,8 @@ def shift(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 class Layer:
     """One layer's parameters on the device.
 
-    `w` is what products read, in the dtype of the run; `master` is its f32 version, which the updates add to. In an f32
-    run they are one tensor, and the weights never leave the device.
+    `w` is the operand of products, in the dtype of the run; `master` is its f32 version, which the updates add to. In
+    an f32 run they are one tensor, and the weights never leave the device.
     """
 
     def __init__(self, device: dp.Device, dtype: str, rows: int, columns: int, rng: np.random.Generator) -> None:
@@ -73,7 +74,7 @@ class Layer:
         self.dy = device.empty((BATCH, columns), dtype)
 
     def descend(self, bias_gradient: dp.Tensor, rate: float) -> None:
-        """Step the bias, which is small, in NumPy; and round the master weights to the dtype of the run."""
+        """Update the bias, which is small, in NumPy; and round the master weights to the dtype of the run."""
         self.bias_master -= rate * np.asarray(bias_gradient, np.float32)
         self.bias.copy_from(self.bias_master)
         if self.w is not self.master:
@@ -96,10 +97,10 @@ class Network:
             self.hidden(one.y, two, masks[1]),
             dp.MatmulRequest(two.y, three.w, bias=three.bias, epilogue=Epilogue.BIAS, out=three.y),
         ]
-        # dX = dY · Wᵀ where the ReLU was open, and its sum over the batch: the bias gradient of the layer below.
+        # dX = dY · Wᵀ where the ReLU was active, and its sum over the batch: the bias gradient of the layer below.
         self.back_two = self.back(three, two, masks[1])
         self.back_one = self.back(two, one, masks[0])
-        # The last layer's bias gradient is the sum of dY, which comes with its update.
+        # The last layer's bias gradient is the sum of dY, which is computed with its update.
         self.update_three = self.update(two.y, three, Epilogue.BGRADB)
         self.update_two = self.update(one.y, two, Epilogue.NONE)
         self.update_one = self.update(self.x, one, Epilogue.NONE)
@@ -119,7 +120,7 @@ class Network:
         return dp.MatmulRequest(x.T, layer.dy, out=layer.master, alpha=self.minus_rate, beta=1.0, epilogue=epilogue)
 
     def requests(self) -> dict[str, dp.MatmulRequest]:
-        """Every product of a training step, by what it is for."""
+        """Every product of a training step, by its purpose."""
         one, two, three = self.forward
         return {
             "forward 1": one, "forward 2": two, "forward 3": three,
@@ -136,7 +137,7 @@ class Network:
         loss, gradient = cross_entropy(np.asarray(three.y, np.float32), y)
         three.dy.copy_from(gradient)
         _, bgrad_two = sup.submit(self.back_two).result()
-        # The update of a layer waits until the gradient has passed through its weights; then the two run side by side.
+        # The update of a layer waits until the gradient has passed through its weights; then the two run concurrently.
         update, back = sup.submit(self.update_three), sup.submit(self.back_one)
         _, bgrad_one = back.result()
         for future in [sup.submit(self.update_two), sup.submit(self.update_one)]:
@@ -147,7 +148,7 @@ class Network:
         return loss
 
     def predict(self, sup: dp.Supervisor, x: np.ndarray) -> np.ndarray:
-        """The likeliest digit of each scan; the same products, without the masks that training needs."""
+        """The most likely digit of each scan; the same products, without the masks that training needs."""
         y = self.device.array(x, self.dtype)
         for layer in self.layers:
             last = layer is self.layers[-1]
@@ -157,7 +158,7 @@ class Network:
 
 
 def cross_entropy(logits: np.ndarray, y: np.ndarray) -> tuple[float, np.ndarray]:
-    """The mean loss of a batch, and its gradient by the logits."""
+    """The mean loss of a batch, and its gradient with respect to the logits."""
     rows = np.arange(len(y))
     odds = np.exp(logits - logits.max(axis=1, keepdims=True))
     p = odds / odds.sum(axis=1, keepdims=True)
@@ -186,7 +187,7 @@ def train(network: Network, sup: dp.Supervisor, data: Data, epochs: int, seed: i
 
 
 def progress(epochs: range) -> Any:
-    """The epochs with a progress bar on stderr, or as they are where tqdm is not installed."""
+    """The epochs with a progress bar on stderr; without a bar if tqdm is not installed."""
     try:
         from tqdm import tqdm
     except ImportError:
@@ -195,7 +196,7 @@ def progress(epochs: range) -> Any:
 
 
 def draw(path: Path, losses: list[float], accuracies: list[float], title: str) -> bool:
-    """Save the loss of every step and the accuracy of every epoch as a picture; False where matplotlib is missing."""
+    """Save the loss of every step and the accuracy of every epoch as a picture; False if matplotlib is missing."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -216,7 +217,7 @@ def draw(path: Path, losses: list[float], accuracies: list[float], title: str) -
 
 
 def main() -> int:
-    """Train, report, and return 1 where the accuracy is below the goal."""
+    """Train, report, and return 1 if the accuracy is below the goal."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="auto", help="cuda:0, host, or auto (default): the GPU if there is one")
     parser.add_argument("--dtype", choices=("f32", "bf16"), default="f32", help="of the products (default: f32)")

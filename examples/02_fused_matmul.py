@@ -22,14 +22,14 @@ def gelu(x: np.ndarray) -> np.ndarray:
 
 
 def right(name: str, result: np.ndarray, expected: np.ndarray) -> bool:
-    """Print how far a result is from its reference; False where that is too far for f32."""
+    """Print the error of a result; False if it is too large for f32."""
     error = float(np.abs(result - expected).max() / np.abs(expected).max())
     print(f"{name:<28} {result.shape!s:<16} largest error {error:.1e}")
     return error < 1e-5
 
 
 def main() -> int:
-    """Run the products; 1 where one is wrong."""
+    """Run the products; 1 if one is wrong."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="auto", help="cuda:0, host, or auto (default): the GPU if there is one")
     name = parser.parse_args().device
@@ -41,22 +41,22 @@ def main() -> int:
     request = dp.MatmulRequest(dev.array(a), dev.array(b), bias=dev.array(bias), epilogue=Epilogue.GELU_BIAS)
     print(dp.explain(request))
 
-    # Called: a row is chosen at the first call of its kind, and the product is enqueued. numpy() waits for it.
+    # Called: the first call of each kind chooses a row, and the product is enqueued. numpy() waits for it.
     d = dp.matmul(request.a, request.b, bias=request.bias, epilogue=Epilogue.GELU_BIAS)
     good = [right("called", d.numpy(), gelu(affine))]
 
-    # Bound: all choices are made once; on a GPU a call replays a recorded graph. Other operands may be passed.
+    # Bound: all choices are made once; on a GPU a call launches a captured graph. Other operands may be passed.
     call = dp.prepare(request)
     call()
     good.append(right("bound", call().numpy(), gelu(affine)))
     good.append(right("bound, with a doubled", call(a=dev.array(2 * a)).numpy(), gelu(2 * (affine - bias) + bias)))
 
-    # Batched: b is one matrix for all products of the batch, and aᵀ is a view that costs no copy.
+    # Batched: b is one matrix for all products of the batch, and aᵀ is a view, without a copy.
     stack = rng.standard_normal((3, 128, 64), dtype=np.float32)
     d = dp.matmul(dev.array(stack).mT, request.b, bias=request.bias, epilogue=Epilogue.GELU_BIAS)
     good.append(right("batch of transposed views", d.numpy(), gelu(stack.swapaxes(1, 2).astype(np.float64) @ b + bias)))
 
-    # For training: what went into the GELU is stored beside the result, and the backward product reads it.
+    # For training: the input of the GELU is also stored, and the backward product reads it.
     d, aux = dp.matmul(request.a, request.b, bias=request.bias, epilogue=Epilogue.GELU_AUX_BIAS)
     good.append(right("with the input of GELU", np.asarray(aux), affine))
     return 0 if all(good) else 1

@@ -23,29 +23,29 @@ from dispatch.keys import F32, HOST, Compute, Epilogue
 
 
 def tf32_by_policy(dev: dp.Device) -> dp.Row:
-    """The row that runs f32 products in TF32 when asked, as one that does so without being asked.
+    """The row for f32 products in TF32, which normally requires `compute`, as a row that takes all f32 products.
 
-    No line of the program changes, and the table says it: `compute` is a column, and this row has none to insist on.
+    The program does not change, and the table shows the policy: this row has no value in the column `compute`.
     """
-    asked = next(
+    tf32_row = next(
         row
         for row in dp.TABLE.of("matmul")
         if row.on(dev.arch) and row.dtypes[0] is F32 and row.compute is Compute.COMPUTE_32F_FAST_TF32
     )
 
     def tf32_matmul(request: dp.MatmulRequest, executor: Any, _row: dp.Row) -> Plan:
-        return asked.call(request, executor, asked)
+        return tf32_row.call(request, executor, tf32_row)
 
-    return replace(asked, compute=None, call=tf32_matmul)
+    return replace(tf32_row, compute=None, call=tf32_matmul)
 
 
 class WideSums(Plan):
-    """An f32 product whose sums are in float64: what a function of one's own has to be, on the host."""
+    """An f32 product with sums in float64: the interface of a user's function on the host."""
 
     __slots__ = ()
 
     def run(self, request: dp.MatmulRequest, outputs: Operands) -> None:
-        """Compute a request into its output: the one it brought, or the one that was made for it."""
+        """Compute a request into its output: the caller's, or one that was allocated for it."""
         target = np.asarray(outputs.get("out", request.out))
         target[...] = request.alpha * np.matmul(np.asarray(request.a, np.float64), np.asarray(request.b, np.float64))
 
@@ -77,7 +77,7 @@ WIDE = dp.Row(
 
 
 def main() -> int:
-    """Run one product by the table as it is and by each row; 1 where one is less precise than it should be."""
+    """Run one product with the original table and with each row; 1 if one is less precise than it should be."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="auto", help="cuda:0, host, or auto (default): the GPU if there is one")
     name = parser.parse_args().device
@@ -90,20 +90,20 @@ def main() -> int:
 
     def error() -> float:
         result = dp.matmul(request.a, request.b).numpy()
-        found = float(np.abs(result - expected).max() / np.abs(expected).max())
-        print(f"{dp.explain(request).row.name:<45} largest error {found:.1e}")
-        return found
+        largest = float(np.abs(result - expected).max() / np.abs(expected).max())
+        print(f"{dp.explain(request).row.name:<45} largest error {largest:.1e}")
+        return largest
 
     plain = error()
     good = plain < 1e-5
     policy = tf32_by_policy(dev)
-    dp.register(policy)  # before all others; the next call chooses anew
+    dp.register(policy)  # before all others; the next call chooses again
     good &= 1e-5 < error() < 1e-2
     dp.TABLE.unregister(policy)
     if dev.is_host:
         dp.register(WIDE)
         good &= error() <= plain
-        # A request that the row refuses goes on to the next one, and `explain` tells why.
+        # A request that the row refuses goes on to the next row, and `explain` shows the reason.
         fused = replace(request, epilogue=Epilogue.RELU)
         print(f"with RELU it is {dp.explain(fused).row.name}: {dp.explain(fused).refusals[0][1][0]}")
         dp.TABLE.unregister(WIDE)

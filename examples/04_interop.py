@@ -1,7 +1,7 @@
 """Exchange arrays with NumPy, torch, CuPy and JAX without copies, each where it is installed.
 
 One operand of a product comes from the other library, the result goes back to it, and writing to shared memory on one
-side shows on the other. On a GPU the streams of both sides wait for each other as they must.
+side is visible on the other. On a GPU the streams of both sides are synchronized with each other.
 
     python examples/04_interop.py --device cuda:0
 """
@@ -26,7 +26,7 @@ EXPECTED = A.astype(np.float64) @ B
 
 
 def right(what: str, result: Any, expected: np.ndarray = EXPECTED) -> bool:
-    """Print what was done and how far its result is from the reference."""
+    """Print what was done, and the error of its result."""
     error = float(np.abs(np.asarray(result) - expected).max() / np.abs(expected).max())
     print(f"  {what:<62} largest error {error:.1e}")
     return error < 1e-5
@@ -45,7 +45,7 @@ def with_numpy(dev: dp.Device) -> bool:
 
 
 def with_torch(dev: dp.Device) -> bool:
-    """torch and this library take each other's tensors as they are; pending work on both sides is waited for."""
+    """torch and this library accept each other's tensors; pending work on both sides is waited for."""
     import torch
 
     where = "cpu" if dev.is_host else dev.name
@@ -55,7 +55,7 @@ def with_torch(dev: dp.Device) -> bool:
     good = right("from_dlpack(torch tensor), torch.from_dlpack(d)", (back + 0).cpu().numpy())
     back.mul_(2)
     if not dev.is_host:
-        torch.cuda.synchronize()  # torch does not tell others when it writes to memory that it was lent
+        torch.cuda.synchronize()  # torch does not report its writes to memory that it shares
     return good & right("writing to it in torch shows in the tensor", d.numpy(), 2 * EXPECTED)
 
 
@@ -80,7 +80,7 @@ def with_jax(dev: dp.Device) -> bool:
 
 
 def main() -> int:
-    """Exchange with each library that is installed; 1 where a result is wrong."""
+    """Exchange with each library that is installed; 1 if a result is wrong."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="auto", help="cuda:0, host, or auto (default): the GPU if there is one")
     name = parser.parse_args().device

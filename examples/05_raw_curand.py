@@ -1,7 +1,7 @@
 """Call a library by NVIDIA's own names: cuRAND, which generates on the host as well as on a GPU.
 
-Three calls and their checks: normal numbers by their moments, Sobol's sequence against its definition, and a mistake,
-which raises. On a GPU, the numbers come into memory of the CUDA runtime and are copied out.
+Three calls and their checks: normal numbers by their moments, Sobol's sequence against its definition, and an invalid
+call, which raises. On a GPU, the numbers are written to memory of the CUDA runtime and copied to the host.
 
     python examples/05_raw_curand.py --device host
 """
@@ -27,7 +27,7 @@ SEED = 1234
 
 
 def generator(kind: curand.curandRngType_t, host: bool) -> curand.curandGenerator_t:
-    """A new generator. A handle is an object: the library writes into it, and later calls take it as it is."""
+    """A new generator. A handle is an object: the library writes into it, and later calls take it as an argument."""
     handle = curand.curandGenerator_t()
     create = curand.curandCreateGeneratorHost if host else curand.curandCreateGenerator
     create(handle, kind)  # raises CurandError on any other status than CURAND_STATUS_SUCCESS
@@ -35,7 +35,7 @@ def generator(kind: curand.curandRngType_t, host: bool) -> curand.curandGenerato
 
 
 def fill(out: np.ndarray[Any, Any], host: bool, generate: Callable[[int], None]) -> None:
-    """Have `generate` write to an address of as many bytes, on the host the array's own."""
+    """Call `generate` with the address of memory as large as `out`, on the host that of the array itself."""
     if host:
         generate(out.ctypes.data)
         return
@@ -48,7 +48,7 @@ def fill(out: np.ndarray[Any, Any], host: bool, generate: Callable[[int], None])
 
 
 def normal_numbers(host: bool) -> float:
-    """Normal numbers of Philox 4x32-10; how far the first four moments are off, in standard errors."""
+    """Normal numbers of Philox 4x32-10; the errors of the first four moments, in standard errors."""
     handle = generator(curand.curandRngType_t.CURAND_RNG_PSEUDO_PHILOX4_32_10, host)
     curand.curandSetPseudoRandomGeneratorSeed(handle, SEED)
     out = np.empty(COUNT, np.float32)
@@ -57,7 +57,7 @@ def normal_numbers(host: bool) -> float:
     x = out.astype(np.float64)
     moments = [float((x**power).mean()) for power in (1, 2, 3, 4)]
     print(f"  {COUNT} normal numbers: moments {', '.join(f'{moment:.4f}' for moment in moments)}, should be 0, 1, 0, 3")
-    # Of n numbers, the mean of x^k has the variance (E[x^2k] - E[x^k]^2) / n.
+    # For n numbers, the mean of x^k has the variance (E[x^2k] - E[x^k]^2) / n.
     expected, variances = (0.0, 1.0, 0.0, 3.0), (1.0, 3.0 - 1, 15.0, 105.0 - 9)
     return max(
         abs(moment - want) / math.sqrt(variance / COUNT)
@@ -66,7 +66,7 @@ def normal_numbers(host: bool) -> float:
 
 
 def sobol_numbers(host: bool) -> int:
-    """The first 4096 points of Sobol's sequence in three dimensions; how many differ from its definition."""
+    """Compare the first 4096 points of Sobol's sequence in three dimensions with its definition; count differences."""
     handle = generator(curand.curandRngType_t.CURAND_RNG_QUASI_SOBOL32, host)
     curand.curandSetQuasiRandomGeneratorDimensions(handle, 3)
     out = np.empty((3, 4096), np.uint32)  # one dimension after the other
@@ -93,7 +93,7 @@ def sobol(points: int) -> np.ndarray[Any, Any]:
 
 
 def mistake(host: bool) -> CurandError | None:
-    """What a checked call raises for dimensions that there are not, which `unchecked` returns as a status."""
+    """The error of a checked call with an unsupported number of dimensions, for which `unchecked` returns a status."""
     handle = generator(curand.curandRngType_t.CURAND_RNG_QUASI_SOBOL32, host)
     dimensions = curand.curandSetQuasiRandomGeneratorDimensions
     status = dimensions.unchecked(handle, 0)
@@ -109,7 +109,7 @@ def mistake(host: bool) -> CurandError | None:
 
 
 def main() -> int:
-    """Generate on the device; 1 where the numbers are wrong or the mistake goes unnoticed."""
+    """Generate on the device; 1 if the numbers are wrong or the invalid call raises no error."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="host", help="host (default), or cuda:0: generate on the first GPU")
     host = parser.parse_args().device == "host"

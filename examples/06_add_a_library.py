@@ -1,9 +1,9 @@
 """Add a library: nvJPEG, from the headers on the package index to a call, in a temporary folder.
 
 A library is one row in each of three tables: WHEELS of cudabind/gen/pins.py and ROWS of cudabind/gen/libraries.py
-(which headers, and what is special about them), and LIBRARIES of cudabind/__init__.py (how the file is found). In the
-repository, write them there and run `python -m cudabind.gen nvjpeg`. Here they are added at run time, and all that is
-made is gone in the end.
+(its headers, and their peculiarities), and LIBRARIES of cudabind/__init__.py (how the file is found). In the
+repository, write them there and run `python -m cudabind.gen nvjpeg`. Here they are added at run time, and all files
+are deleted at the end.
 
 Needs libclang and gcc (`pip install 'cudabind[gen]'`), and the network for the headers and for nvJPEG itself (4 MB).
 
@@ -43,20 +43,20 @@ ROW = Row(
     prefixes=("nvjpeg",),
     status="nvjpegStatus_t",
     success="NVJPEG_STATUS_SUCCESS",
-    error="CudaError",  # in the repository: a class of its own in cudabind/errors.py
+    error="CudaError",  # in the repository: its own class in cudabind/errors.py
     uses=("cuda_types",),
 )
 LIBRARY = Library(
     "nvjpeg", "nvjpeg", "libnvjpeg.so.13 libnvjpeg.so.12", "nvjpegGetProperty", "property", "pip install nvidia-nvjpeg"
 )
 
-# Here and not in a function, because the headers are read in processes that may begin by importing this file.
+# Here and not in a function, because the headers are read in processes that may import this file first.
 sources.WHEELS = (*WHEELS, PINS)
 LIBRARIES[LIBRARY.name] = LIBRARY
 
 
 def generated(folder: Path) -> ModuleType:
-    """The module, made of the headers of four releases, as `from cudabind.sys import nvjpeg` would give it."""
+    """The module, generated from the headers of four releases, like `from cudabind.sys import nvjpeg`."""
     rows = (*(row for row in ROWS if row.module in ROW.uses), ROW)
     text = command.generate(rows, sources.merged(rows))["nvjpeg"]
     (folder / "nvjpeg.py").write_text(text, encoding="utf-8")
@@ -66,9 +66,9 @@ def generated(folder: Path) -> ModuleType:
 
 
 def installed(folder: Path) -> str:
-    """Install nvJPEG's wheel into the folder and point the loader to it; the wheel's version.
+    """Install nvJPEG's wheel into the folder and set the loader's override; returns the wheel's version.
 
-    Where nvJPEG is installed, in the environment or with a toolkit, the loader finds it without being told.
+    If nvJPEG is installed, in the environment or with a toolkit, the loader finds it without an override.
     """
     pin = f"{PINS.cu13}=={PINS.versions[-1]}"
     pip = [sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check", "--no-deps"]
@@ -80,7 +80,7 @@ def installed(folder: Path) -> str:
 
 
 def called(nvjpeg: Any) -> list[int]:
-    """The library's version by its own function, and what a call with a wrong argument raises."""
+    """The library's version by its own function, and the error of a call with a wrong argument."""
     version = [ctypes.c_int() for _ in range(3)]
     for part, value in zip(("MAJOR_VERSION", "MINOR_VERSION", "PATCH_LEVEL"), version, strict=True):
         nvjpeg.nvjpegGetProperty(nvjpeg.libraryPropertyType[part], ctypes.byref(value))
@@ -92,7 +92,7 @@ def called(nvjpeg: Any) -> list[int]:
 
 
 def main() -> int:
-    """Generate, install, call; 1 where the library is not the one that was installed."""
+    """Generate, install, call; 1 if the library is not the one that was installed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="host", help="taken as by the other examples; nothing here needs one")
     parser.parse_args()

@@ -1,8 +1,8 @@
 """Serve a model whose hundredth request corrupts the GPU: that request fails, and no other notices.
 
-The model looks up words in a table by a kernel of the user's own, which forgot to check its indices, and multiplies
-what it finds. Its workers are in a child process, the memory is the parent's: an index far outside the table costs the
-child and one request. On the host the same mistake is a segmentation fault, and ends the child in the same way.
+The model looks up words in a table with the user's own kernel, which does not check its indices, and multiplies
+the result. Its workers are in a child process, the memory belongs to the parent: an index far outside the table costs
+the child and one request. On the host the same mistake is a segmentation fault, and ends the child in the same way.
 
     python examples/07_survive_a_fault.py --device cuda:0
 """
@@ -26,7 +26,7 @@ from dispatch.keys import F32, HOST, I64, Arch, Epilogue
 
 WORDS, WIDTH, OUT, TOKENS = 1000, 128, 64, 32
 GUILTY = 100
-FAR = 1 << 44  # a word whose vector would lie beyond every address there is
+FAR = 1 << 44  # a word whose vector would be beyond every valid address
 KERNEL = r"""
 extern "C" __global__ void lookup(const float* table, const long long* words, float* out, int width) {
     for (int i = threadIdx.x; i < width; i += blockDim.x)
@@ -37,7 +37,7 @@ extern "C" __global__ void lookup(const float* table, const long long* words, fl
 
 @dataclass(frozen=True, eq=False)
 class Lookup(Request):
-    """The rows of `table` (words, width) that `words` (n,) names, into `out` (n, width)."""
+    """The rows of `table` (words, width) with the indices `words` (n,), into `out` (n, width)."""
 
     op: ClassVar[str] = "lookup"
     table: dp.Tensor
@@ -74,7 +74,7 @@ class Lookup(Request):
 
 
 class HostLookup(Plan):
-    """Copies the rows by address, as C would, and checks as little."""
+    """Copies the rows by address, as in C, without checks."""
 
     __slots__ = ()
 
@@ -121,7 +121,7 @@ if __name__ != "__main__":  # see below
 
 
 class Model:
-    """relu(table[words] · weights + bias), each answer in memory of its own."""
+    """relu(table[words] · weights + bias); each answer has its own memory."""
 
     def __init__(self, sup: dp.Supervisor, rng: np.random.Generator) -> None:
         shapes = [(WORDS, WIDTH), (WIDTH, OUT), (OUT,)]
@@ -130,11 +130,11 @@ class Model:
         self.table, self.weights, self.bias = map(dev.array, self.arrays)
 
     def submit(self, words: np.ndarray, worker: int) -> tuple[dp.Future, dp.Future]:
-        """Queue both steps at one worker, which keeps their order."""
+        """Queue both steps on one worker, which keeps their order."""
         dev = self.sup.device
-        found = dev.empty((len(words), WIDTH))
-        lookup = self.sup.submit(Lookup(self.table, dev.array(words), found), worker=worker)
-        product = dp.MatmulRequest(found, self.weights, bias=self.bias, epilogue=Epilogue.RELU_BIAS)
+        looked_up = dev.empty((len(words), WIDTH))
+        lookup = self.sup.submit(Lookup(self.table, dev.array(words), looked_up), worker=worker)
+        product = dp.MatmulRequest(looked_up, self.weights, bias=self.bias, epilogue=Epilogue.RELU_BIAS)
         return lookup, self.sup.submit(product, worker=worker)
 
     def expected(self, words: np.ndarray) -> np.ndarray:
@@ -144,7 +144,7 @@ class Model:
 
 
 def serve(model: Model, requests: list[np.ndarray]) -> tuple[list[float], dict[int, BaseException], float]:
-    """Have all requests answered: when each was, in seconds; the failures; and the largest error of the others."""
+    """Submit all requests; returns each answer's time in seconds, the failures, and the largest error of the others."""
     ends = [0.0] * len(requests)
     began = time.perf_counter()
     steps = []
@@ -164,7 +164,7 @@ def serve(model: Model, requests: list[np.ndarray]) -> tuple[list[float], dict[i
 
 
 def main() -> int:
-    """Serve the requests; 1 where another one than the hundredth fails, or an answer is wrong."""
+    """Serve the requests; 1 if a request other than the hundredth fails, or an answer is wrong."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="auto", help="cuda:0, host, or auto (default): the GPU if there is one")
     parser.add_argument("--requests", type=int, default=400, help="how many (default: 400)")
@@ -189,6 +189,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    # Run under the name by which the child imports it: a class of "__main__" would be another one there.
+    # Run under the name by which the child imports it: a class of "__main__" would be a different one there.
     sys.path.insert(0, str(Path(__file__).parent))
     sys.exit(importlib.import_module(Path(__file__).stem).main())

@@ -1,7 +1,8 @@
 """An asyncio service over a supervisor, which never takes more than it can do: backpressure, timeouts, cancellation.
 
-Many clients ask at once. A full queue is told to the client at once, who waits and asks again, and gives up in the end;
-an answer that takes too long is dropped; a client that leaves takes its request back. All answers are checked.
+Many clients send requests at once. If the queue is full, the client gets an error immediately, waits, retries, and
+gives up in the end. An answer that takes too long is dropped; a client that leaves cancels its request. All answers
+are checked.
 
     python examples/08_serve_asyncio.py --device cuda:0
 """
@@ -22,13 +23,13 @@ from dispatch.errors import DeadlineExceeded, QueueFull
 
 CLIENTS, QUESTIONS = 64, 16
 WIDTH, OUT, ROWS = 256, 128, 8
-QUEUE = 16  # requests that may wait for each of two workers, of which fewer than there are clients find room
-PATIENCE = 30.0  # seconds that an answer may take, on a machine that has other things to do
-PAUSE, TRIES = 0.0005, 16  # seconds before a client asks again, twice as long each time; and how often it does
+QUEUE = 16  # requests that may wait for each of two workers; there are more clients
+PATIENCE = 30.0  # seconds that an answer may take, on a busy machine
+PAUSE, TRIES = 0.0005, 16  # seconds before a client retries, doubled each time; and the number of tries
 
 
 class Service:
-    """gelu(x · weights + bias) for anyone who asks; overload is an answer, too."""
+    """gelu(x · weights + bias) for all clients; overload is reported as an answer, too."""
 
     def __init__(self, sup: dp.Supervisor, rng: np.random.Generator) -> None:
         self.sup, self.counts = sup, Counter[str]()
@@ -36,9 +37,9 @@ class Service:
         self._weights, self._bias = sup.device.array(self.weights), sup.device.array(self.bias)
 
     async def answer(self, x: np.ndarray, timeout: float) -> np.ndarray:
-        """The answer; QueueFull at once where too many wait, DeadlineExceeded or TimeoutError where it takes too long.
+        """The answer; QueueFull at once if too many wait, DeadlineExceeded or TimeoutError if it takes too long.
 
-        The deadline goes with the request, so that no worker begins what nobody waits for any more.
+        The deadline is part of the request, so that no worker starts a request that nobody waits for any more.
         """
         request = dp.MatmulRequest(
             self.sup.device.array(x), self._weights, bias=self._bias, epilogue=dp.Epilogue.GELU_BIAS
@@ -47,7 +48,7 @@ class Service:
         try:
             return (await asyncio.wait_for(future, timeout)).numpy()
         except (asyncio.TimeoutError, asyncio.CancelledError):
-            future.add_done_callback(unheard)  # it may have begun: what becomes of it is nobody's any more
+            future.add_done_callback(unheard)  # it may have started: nobody waits for its outcome any more
             raise
 
     def right(self, x: np.ndarray, answer: np.ndarray) -> float:
@@ -58,13 +59,13 @@ class Service:
 
 
 def unheard(future: dp.Future) -> None:
-    """Take note of an outcome that nobody waits for: the supervisor raises what is not taken note of in the end."""
+    """Retrieve an outcome that nobody waits for: otherwise the supervisor raises it at the end."""
     if not future.cancelled():
         future.exception()
 
 
 async def ask(service: Service, x: np.ndarray, timeout: float) -> np.ndarray | None:
-    """One question of a client, who asks again where the service is full; None where that was too often."""
+    """One request of a client, which retries if the service is full; None if it gave up."""
     for tries in range(TRIES):
         try:
             return await service.answer(x, timeout)
@@ -75,12 +76,12 @@ async def ask(service: Service, x: np.ndarray, timeout: float) -> np.ndarray | N
 
 
 async def client(service: Service, seed: int) -> tuple[list[float], float]:
-    """Ask all questions, one after the other: how long each answer took, and the largest error."""
+    """Send all requests, one after the other; returns the time of each answer, and the largest error."""
     rng = np.random.default_rng(seed)
     seconds, worst = [], 0.0
     for number in range(QUESTIONS):
         x = rng.standard_normal((ROWS, WIDTH), dtype=np.float32)
-        timeout = 1e-6 if number == 5 else PATIENCE  # nobody can be as quick as that
+        timeout = 1e-6 if number == 5 else PATIENCE  # no answer can be that fast
         began = time.perf_counter()
         try:
             answer = await ask(service, x, timeout)
@@ -95,10 +96,10 @@ async def client(service: Service, seed: int) -> tuple[list[float], float]:
 
 
 async def leaver(service: Service, seed: int) -> None:
-    """A client that asks and leaves before it has an answer."""
+    """A client that sends a request and leaves before it has an answer."""
     x = np.random.default_rng(seed).standard_normal((ROWS, WIDTH), dtype=np.float32)
     task = asyncio.create_task(ask(service, x, PATIENCE))
-    await asyncio.sleep(0)  # the question is asked
+    await asyncio.sleep(0)  # the request is sent
     task.cancel()
     try:
         await task
@@ -108,19 +109,19 @@ async def leaver(service: Service, seed: int) -> None:
 
 
 async def serve(sup: dp.Supervisor) -> int:
-    """Let all clients ask at once; 1 where an answer is wrong or a question has no end."""
+    """Run all clients at once; 1 if an answer is wrong or a request has no outcome."""
     service = Service(sup, np.random.default_rng(0))
     began = time.perf_counter()
     clients = [client(service, seed) for seed in range(CLIENTS)]
     leavers = [leaver(service, CLIENTS + seed) for seed in range(CLIENTS)]
     results = await asyncio.gather(*clients, *leavers)
-    taken = time.perf_counter() - began
+    elapsed = time.perf_counter() - began
     seconds = np.array([value for result in results[:CLIENTS] for value in result[0]])
     worst = max(result[1] for result in results[:CLIENTS])
     counts = service.counts
     print(", ".join(f"{count} {name}" for name, count in counts.most_common()))
     p50, p99 = np.percentile(seconds, [50, 99])
-    rate = f"{counts['answered'] / taken:,.0f} answers a second"
+    rate = f"{counts['answered'] / elapsed:,.0f} answers a second"
     print(f"{rate}; half of them within {p50 * 1e3:.2f} ms, 99% within {p99 * 1e3:.2f} ms")
     print(f"largest error {worst:.1e}")
     ends = sum(counts[name] for name in ("answered", "refused", "too late"))
@@ -128,14 +129,16 @@ async def serve(sup: dp.Supervisor) -> int:
 
 
 async def run(name: str | None, isolation: Literal["thread", "process"]) -> int:
-    """Serve on a supervisor whose queues are short; it is made on a thread, so that the loop goes on meanwhile."""
-    made = asyncio.to_thread(dp.Supervisor, name, streams=2, isolation=isolation, queue_size=QUEUE, when_full="raise")
-    async with await made as sup:
+    """Serve on a supervisor with short queues; it is created on a thread, so that the event loop is not blocked."""
+    supervisor = asyncio.to_thread(
+        dp.Supervisor, name, streams=2, isolation=isolation, queue_size=QUEUE, when_full="raise"
+    )
+    async with await supervisor as sup:
         return await serve(sup)
 
 
 def main() -> int:
-    """Run the service; 1 where something is wrong."""
+    """Run the service; 1 if something is wrong."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="auto", help="cuda:0, host, or auto (default): the GPU if there is one")
     parser.add_argument("--isolation", default="thread", choices=["thread", "process"], help="where the workers live")

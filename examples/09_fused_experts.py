@@ -1,9 +1,10 @@
 """A mixture-of-experts layer as grouped GEMM: each token through two of the experts, all of them in two kernels.
 
 A router scores the experts for each token and takes the best two. The tokens' copies, sorted by expert, are the
-groups of a product whose ends lie on the device: no launch depends on how many tokens an expert got. The first product
-is fused with silu, the second with nothing; a token's two results are added, weighted by the router. On a GPU the first
-run compiles two kernels (half a minute each); later ones read them from disk. The extra `cutlass` brings the headers.
+groups of a product; the ends of the groups are on the device, so that no launch depends on the number of tokens of an
+expert. The first product is fused with silu, the second has no epilogue. A token's two results are added, weighted by
+the router. On a GPU the first run compiles two kernels (half a minute each); later runs read them from disk. The extra
+`cutlass` installs the headers.
 
     python examples/09_fused_experts.py --device cuda:0 --tokens 4096 --width 2048 --hidden 4096
 """
@@ -22,12 +23,12 @@ from dispatch.libraries.cutlass import evt
 
 TAKEN = 2  # experts of each token
 ROUNDS = 20
-CHECKED = 64  # tokens that are compared with float64, of those that there are
-TOLERANCE = 0.02  # of the largest value: bf16 keeps 8 bits, and is rounded to between the products
+CHECKED = 64  # tokens that are compared with float64
+TOLERANCE = 0.02  # of the largest value: bf16 keeps 8 bits, and intermediate results are rounded to it
 
 
 class Routes(NamedTuple):
-    """Where each copy of a token goes: the tokens in the order of their experts, the experts' ends, and weights."""
+    """The destinations of the tokens' copies: the tokens in the order of their experts, the experts' ends, weights."""
 
     tokens: np.ndarray
     ends: np.ndarray
@@ -37,8 +38,8 @@ class Routes(NamedTuple):
 def route(scores: np.ndarray) -> Routes:
     """The best experts of each token, weighted by the softmax of their scores."""
     best = np.argsort(-scores, axis=1)[:, :TAKEN]
-    chosen = np.exp(np.take_along_axis(scores, best, 1) - scores.max(axis=1, keepdims=True))
-    weights = chosen / chosen.sum(axis=1, keepdims=True)
+    scores_of_best = np.exp(np.take_along_axis(scores, best, 1) - scores.max(axis=1, keepdims=True))
+    weights = scores_of_best / scores_of_best.sum(axis=1, keepdims=True)
     order = np.argsort(best.ravel(), kind="stable")
     ends = np.cumsum(np.bincount(best.ravel(), minlength=scores.shape[1]))
     return Routes(order // TAKEN, ends, weights.ravel()[order])
@@ -77,7 +78,7 @@ def exact(layer: Layer, x: np.ndarray, routes: Routes, count: int) -> np.ndarray
 
 
 def main() -> int:
-    """Run and time it; 1 where it is less precise than bf16 allows."""
+    """Run and time it; 1 if it is less precise than bf16 allows."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="auto", help="cuda:0, host, or auto (default): the GPU if there is one")
     parser.add_argument("--tokens", type=int, default=256)

@@ -1,10 +1,10 @@
 """Train a convolutional network on real handwritten digits: every step of it a request, gradients and updates too.
 
 Three stages of convolution, batch norm and ReLU, two of them with max pooling, then two products. The gradient of a
-filter steps it in place: W = (1 - rate · decay) · W - rate · dW is one request, by its alpha and beta. To predict, the
-norms are folded into the filters, and a stage is one convolution with bias and ReLU fused.
+filter updates it in place: W = (1 - rate · decay) · W - rate · dW is one request, with its alpha and beta. For
+prediction, the norms are folded into the filters, and a stage is one convolution with bias and ReLU fused.
 
-On the host the products are small: with OPENBLAS_NUM_THREADS=1 they do not wait for each other's threads.
+On the host the products are small: set OPENBLAS_NUM_THREADS=1, so that they do not wait for each other's threads.
 
     python examples/10_train_cnn.py --device cuda:0
 """
@@ -26,16 +26,16 @@ HERE = Path(__file__).resolve().parent
 STAGES = ((16, False), (32, True), (32, True))  # filters of a stage, and whether it halves the image
 HIDDEN, DIGITS = 128, 10
 BATCH = 32
-RATES = ((0.5, 0.1), (0.8, 0.02), (1.0, 0.004))  # up to which share of the epochs, which rate
-DECAY = 1e-2  # less leaves some splits of the scans below the goal
+RATES = ((0.5, 0.1), (0.8, 0.02), (1.0, 0.004))  # (share of the epochs up to which a rate applies, rate)
+DECAY = 1e-2  # with less, some splits of the scans stay below the goal
 EPSILON = 1e-5
 GOAL = 0.985
 BATCH_NORM, LOG = dp.NormMode.BATCH_NORM, dp.SoftmaxAlgorithm.LOG
-Requests = dict[str, dp.Request]  # by what each is for, in the order in which they run
+Requests = dict[str, dp.Request]  # by purpose, in the order in which they run
 
 
 class Data(NamedTuple):
-    """Scans (N, 1, 8, 8) from 0 to 1, and digits; a fifth of them, drawn by a seed, is held out."""
+    """Scans (N, 1, 8, 8) from 0 to 1, and digits; a random fifth of them, chosen by a seed, is held out."""
 
     x: np.ndarray
     y: np.ndarray
@@ -54,14 +54,14 @@ def load(seed: int) -> Data:
 
 
 def shift(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Scans moved by a pixel or not, across with odds of 1 in 3 and so up or down: hands do not write in the middle."""
+    """Scans shifted by a pixel with odds of 1 in 3 in each direction: handwriting is not always centred."""
     padded = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
     corners = 1 + rng.integers(-1, 2, (len(x), 2)) * (rng.random((len(x), 2)) < 0.5)
     return np.stack([scan[:, i : i + 8, j : j + 8] for scan, (i, j) in zip(padded, corners, strict=True)])
 
 
 class Vector:
-    """A small parameter, stepped in NumPy: its value here, and on the device the value and its gradient."""
+    """A small parameter, updated in NumPy: its value here, and on the device the value and its gradient."""
 
     def __init__(self, device: dp.Device, value: np.ndarray) -> None:
         self.value = value.astype(np.float32)
@@ -101,7 +101,7 @@ class Stage:
         self.mean, self.inverse = device.empty(filters), device.empty(filters)
 
     def forward(self) -> Requests:
-        """What computes y from x. The ReLU works in place, for all that its gradient needs is where y is above 0."""
+        """The requests that compute y from x. The ReLU works in place: its gradient only needs the sign of y."""
         requests: Requests = {
             "conv": dp.ConvFwdRequest(self.x, self.w, pad=1, out=self.convolved),
             "norm": self.norm(),
@@ -112,7 +112,7 @@ class Stage:
         return requests
 
     def norm(self) -> dp.NormFwdRequest:
-        """The normalization of a batch, which also gives the next running statistics, in memory of their own."""
+        """The normalization of a batch, which also computes the next running statistics, in separate memory."""
         mean, variance = self.running
         return dp.NormFwdRequest(
             self.convolved, self.scale.tensor, self.shift.tensor, running_mean=mean, running_var=variance,
@@ -121,7 +121,7 @@ class Stage:
         )  # fmt: skip
 
     def backward(self) -> Requests:
-        """What computes the gradients from dy; the first stage has no use for that of its x."""
+        """The requests that compute the gradients from dy; the first stage does not need that of its x."""
         requests: Requests = {}
         if self.pool:
             requests["pool gradient"] = dp.PoolingBwdRequest(self.active, self.y, self.dy, 2, out=self.dactive)
@@ -135,7 +135,7 @@ class Stage:
         return requests
 
     def update(self, rate: float) -> Requests:
-        """The step of the filters, which are summed into as their gradient is computed."""
+        """The update of the filters; their gradient is added to them while it is computed."""
         keep = 1 - rate * DECAY
         return {
             "conv update": dp.ConvBwdFilterRequest(self.dconvolved, self.x, out=self.w, pad=1, alpha=-rate, beta=keep)
@@ -151,7 +151,7 @@ class Stage:
 
 
 class Head:
-    """Two products, with bias and ReLU in them, and the logarithm of the softmax of what they give."""
+    """Two products, fused with bias and ReLU, and the logarithm of the softmax of their result."""
 
     def __init__(self, device: dp.Device, x: dp.Tensor, dx: dp.Tensor, rng: np.random.Generator) -> None:
         n, features = x.shape
@@ -160,12 +160,12 @@ class Head:
         self.w_2 = device.array(rng.standard_normal((HIDDEN, DIGITS)) / np.sqrt(HIDDEN), "f32")
         self.bias_1, self.bias_2 = Vector(device, np.zeros(HIDDEN)), Vector(device, np.zeros(DIGITS))
         mask, _ = dp.aux_shape(dp.Epilogue.RELU_AUX_BIAS, (n, HIDDEN))
-        self.mask = device.empty(mask, "u8")  # where the ReLU was open: a bit for each element
+        self.mask = device.empty(mask, "u8")  # where the ReLU was active: a bit for each element
         self.hidden, self.dhidden = (device.empty((n, HIDDEN)) for _ in range(2))
         self.logits, self.dlogits, self.log_p, self.dlog_p = (device.empty((n, DIGITS)) for _ in range(4))
 
     def forward(self) -> Requests:
-        """What computes the logarithms of the odds."""
+        """The requests that compute the log-probabilities."""
         return {
             "hidden": dp.MatmulRequest(
                 self.x, self.w_1, bias=self.bias_1.tensor, aux=self.mask, out=self.hidden,
@@ -178,7 +178,7 @@ class Head:
         }  # fmt: skip
 
     def backward(self) -> Requests:
-        """What computes the gradients; that of a ReLU and of the bias before it come with a product."""
+        """The requests that compute the gradients; those of a ReLU and the bias before it are fused with a product."""
         return {
             "softmax gradient": dp.SoftmaxBwdRequest(self.log_p, self.dlog_p, algorithm=LOG, out=self.dlogits),
             "logits gradient": dp.MatmulRequest(
@@ -189,7 +189,7 @@ class Head:
         }  # fmt: skip
 
     def update(self, rate: float) -> Requests:
-        """The steps of both matrices; the gradient of the last bias is the sum of dlogits, and comes with its step."""
+        """The updates of both matrices; the gradient of the last bias is the sum of dlogits, from the same product."""
         keep = 1 - rate * DECAY
         return {
             "logits update": dp.MatmulRequest(
@@ -200,7 +200,7 @@ class Head:
         }  # fmt: skip
 
     def classify(self, x: dp.Tensor, sup: dp.Supervisor) -> np.ndarray:
-        """The likeliest digit of each scan; the largest logit is found on the device, too."""
+        """The most likely digit of each scan; the largest logit is searched on the device, too."""
         hidden = dp.MatmulRequest(x, self.w_1, bias=self.bias_1.tensor, epilogue=dp.Epilogue.RELU_BIAS)
         logits = dp.MatmulRequest(
             sup.submit(hidden).result(), self.w_2, bias=self.bias_2.tensor, epilogue=dp.Epilogue.BIAS
@@ -217,8 +217,8 @@ def numbered(requests: Requests, n: int) -> Requests:
 class Network:
     """The stages and the head, and the requests of a training step, made once for each rate and submitted many times.
 
-    On one stream requests run in the order in which they are submitted, so a step is submitted as a whole, and waited
-    for once.
+    On one stream requests run in the order in which they are submitted, so all requests of a step are submitted, and
+    then waited for once.
     """
 
     def __init__(self, device: dp.Device, seed: int) -> None:
@@ -236,18 +236,18 @@ class Network:
         self.vectors += [self.head.bias_1, self.head.bias_2]
 
     def requests(self, rate: float) -> Requests:
-        """Everything of a training step: forward, backward, and then the updates, when no gradient needs a weight."""
+        """All requests of a training step: forward, backward, and then the updates, when no gradient needs a weight."""
         stages = list(enumerate(self.stages, 1))
-        found: Requests = {}
+        requests: Requests = {}
         for n, stage in stages:
-            found |= numbered(stage.forward(), n)
-        found |= self.head.forward() | self.head.backward()
+            requests |= numbered(stage.forward(), n)
+        requests |= self.head.forward() | self.head.backward()
         for n, stage in reversed(stages):
-            found |= numbered(stage.backward(), n)
-        found |= self.head.update(rate)
+            requests |= numbered(stage.backward(), n)
+        requests |= self.head.update(rate)
         for n, stage in stages:
-            found |= numbered(stage.update(rate), n)
-        return found
+            requests |= numbered(stage.update(rate), n)
+        return requests
 
     def step(self, sup: dp.Supervisor, requests: Requests, x: np.ndarray, y: np.ndarray, rate: float) -> float:
         """One step of gradient descent on a batch; returns its loss before the step."""
@@ -266,7 +266,7 @@ class Network:
         return float((self.head.log_p.numpy() * target).sum())
 
     def predict(self, sup: dp.Supervisor, scans: np.ndarray) -> np.ndarray:
-        """The likeliest digit of each scan: a request for each convolution, pooling and product."""
+        """The most likely digit of each scan: a request for each convolution, pooling and product."""
         x = self.device.array(scans)
         for stage in self.stages:
             x = sup.submit(stage.fused(x)).result()
@@ -276,7 +276,7 @@ class Network:
 
 
 def train(network: Network, sup: dp.Supervisor, data: Data, epochs: int, seed: int) -> tuple[list[float], list[float]]:
-    """Gradient descent by rates that fall in steps; returns each step's loss and each epoch's accuracy."""
+    """Gradient descent with rates that fall in steps; returns each step's loss and each epoch's accuracy."""
     rng = np.random.default_rng(seed)
     losses: list[float] = []
     accuracies: list[float] = []
@@ -296,7 +296,7 @@ def train(network: Network, sup: dp.Supervisor, data: Data, epochs: int, seed: i
 
 
 def progress(epochs: range) -> Any:
-    """The epochs with a progress bar on stderr, or as they are where tqdm is not installed."""
+    """The epochs with a progress bar on stderr; without a bar if tqdm is not installed."""
     try:
         from tqdm import tqdm
     except ImportError:
@@ -305,7 +305,7 @@ def progress(epochs: range) -> Any:
 
 
 def draw(path: Path, losses: list[float], accuracies: list[float], title: str) -> bool:
-    """Save the loss of every step and the accuracy of every epoch as a picture; False where matplotlib is missing."""
+    """Save the loss of every step and the accuracy of every epoch as a picture; False if matplotlib is missing."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -326,7 +326,7 @@ def draw(path: Path, losses: list[float], accuracies: list[float], title: str) -
 
 
 def main() -> int:
-    """Train, report, and return 1 where the accuracy is below the goal."""
+    """Train, report, and return 1 if the accuracy is below the goal."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="auto", help="cuda:0, host, or auto (default): the GPU if there is one")
     parser.add_argument("--epochs", type=int, default=15, help="default: 15")

@@ -1,8 +1,8 @@
 """One transformer block, forward and backward: RMS norm, a fused QKV product, rotary, causal GQA, a gated MLP.
 
 Every step is one request, written next to its gradient, and nothing is copied in between: Q, K and V are views of one
-product, residuals are added by the products that they belong to, and attention writes its gradients where the next
-product reads them. Gradients are held against finite differences in float64, and against torch's where it is installed.
+product, residuals are added by the products before them, and attention writes its gradients where the next
+product reads them. Gradients are compared with finite differences in float64, and with torch's if it is installed.
 
     python examples/11_transformer_block.py --device cuda:0 --dtype bf16
 """
@@ -21,15 +21,15 @@ import dispatch.ops.graph as cudnn
 from dispatch.keys import F16, F32, HOST
 
 BATCH, SEQUENCE, WIDTH, HIDDEN = 2, 96, 128, 352
-HEADS, KV_HEADS, HEAD = 8, 2, 32  # of queries; of keys and values, each shared by four; the length of each
-Q, QK, QKV = HEADS * HEAD, (HEADS + KV_HEADS) * HEAD, (HEADS + 2 * KV_HEADS) * HEAD  # where Q, K and V end
+HEADS, KV_HEADS, HEAD = 8, 2, 32  # heads of queries; heads of keys and values, each shared by four; size of a head
+Q, QK, QKV = HEADS * HEAD, (HEADS + KV_HEADS) * HEAD, (HEADS + 2 * KV_HEADS) * HEAD  # the ends of Q, K and V
 EPSILON = 1e-5
 TOKENS = BATCH * SEQUENCE
-HALVES = (slice(None, HIDDEN), slice(HIDDEN, None))  # of the columns of gate_up: the gate, and what it lets through
-HALF, HALF_OF_TWO = (1, TOKENS, HIDDEN), (2 * TOKENS * HIDDEN, 2 * HIDDEN, 1)  # shape and strides of either
-BOUND = {"f32": 5e-6, "f16": 4e-3, "bf16": 2e-2}  # of the norm of an error, over that of what is right
+HALVES = (slice(None, HIDDEN), slice(HIDDEN, None))  # of the columns of gate_up: the gate, and its input
+HALF, HALF_OF_TWO = (1, TOKENS, HIDDEN), (2 * TOKENS * HIDDEN, 2 * HIDDEN, 1)  # shape and strides of each half
+BOUND = {"f32": 5e-6, "f16": 4e-3, "bf16": 2e-2}  # bounds of the error's norm, relative to the norm of the exact result
 DIRECTIONS, STEP = 3, 1e-5
-SPREAD = 4  # a standard normal number is hardly ever larger
+SPREAD = 4  # a standard normal number rarely exceeds it
 RMS = dp.NormMode.RMS_NORM
 Arrays = dict[str, np.ndarray]
 SHAPES = {
@@ -40,7 +40,7 @@ SHAPES = {
 
 # -- on the device ----------------------------------------------------------------------------------------------------
 class Saved(NamedTuple):
-    """What the forward keeps for the backward; (B·S, …) but for the heads of attention, (B, heads, S, D)."""
+    """Results of the forward pass for the backward pass; (B·S, …), but (B, heads, S, D) for the heads of attention."""
 
     x: dp.Tensor
     normed: dp.Tensor
@@ -58,17 +58,17 @@ class Saved(NamedTuple):
 
 
 class Block:
-    """The weights on a device, and what does not change from run to run: the rotations and the drawings of the gate."""
+    """The weights on a device, and the data that all runs share: the rotations and the graphs of the gate."""
 
     def __init__(self, device: dp.Device, weights: Arrays, dtype: str) -> None:
         self.device, self.dtype = device, dtype
-        # The factors of the norms stay f32: they are few, and small steps of training must not be lost in rounding.
+        # The factors of the norms stay f32: they are few, and small training updates must not be lost by rounding.
         self.w = {n: device.array(w, "f32" if n.startswith("norm") else dtype) for n, w in weights.items()}
         self.rotations = device.array(rotations(), dtype)
         self.gate, self.gate_gradient, self.sum = draw_gate(dtype), draw_gate_gradient(dtype), draw_sum(dtype)
 
     def forward(self, x: dp.Tensor) -> tuple[dp.Tensor, Saved]:
-        """y (B·S, W) from x (B·S, W), and what the backward needs."""
+        """y (B·S, W) from x (B·S, W), and the results that the backward pass needs."""
         w = self.w
         normed, inverse = dp.norm_fwd(x, w["norm_1"], mode=RMS, epsilon=EPSILON, training=True)
         qkv = dp.matmul(normed, w["qkv"])
@@ -79,13 +79,13 @@ class Block:
         middle = dp.matmul(mixed, w["out"], c=x)  # D = A · B + C: the residual is in the product
         normed_2, inverse_2 = dp.norm_fwd(middle, w["norm_2"], mode=RMS, epsilon=EPSILON, training=True)
         gate_up = dp.matmul(normed_2, w["gate_up"])
-        gate, up = (gate_up[None, :, half] for half in HALVES)  # a cuDNN graph wants three axes or more
+        gate, up = (gate_up[None, :, half] for half in HALVES)  # a cuDNN graph needs three axes or more
         gated = self.gate(gate=gate, up=up)[0]
         y = dp.matmul(gated, w["down"], c=middle)
         return y, Saved(x, normed, inverse, q, k, v, mixed, stats, middle, normed_2, inverse_2, gate_up, gated)
 
     def backward(self, dy: dp.Tensor, saved: Saved) -> dict[str, dp.Tensor]:
-        """The gradients by x and by every weight, from that by y; of weights in f32, which optimizers want."""
+        """The gradients of x and every weight, from that of y; those of weights in f32, which optimizers need."""
         w, s = self.w, saved
         dgated = dp.matmul(dy, w["down"].T)
         dgate_up = self.device.empty(s.gate_up.shape, self.dtype)
@@ -95,7 +95,7 @@ class Block:
         dmiddle, dnorm_2 = dp.norm_bwd(
             dnormed_2, s.middle, w["norm_2"], s.inverse_2, mode=RMS, epsilon=EPSILON, bias=False
         )
-        dmiddle = self.sum(a=dmiddle[None], b=dy[None])[0]  # a residual passes its gradient on as it is
+        dmiddle = self.sum(a=dmiddle[None], b=dy[None])[0]  # a residual passes its gradient on unchanged
 
         dmixed = dp.matmul(dmiddle, w["out"].T)
         dqk, dqkv = (self.device.empty((len(dy), columns), self.dtype) for columns in (QK, QKV))
@@ -103,7 +103,7 @@ class Block:
             s.q, s.k, s.v, by_head(s.mixed), by_head(dmixed), s.stats, right_bound=0,
             dq=by_head(dqk[:, :Q]), dk=by_head(dqk[:, Q:]), dv=by_head(dqkv[:, QK:]),
         )  # fmt: skip
-        self.rotate(dqk, self.rotations.mT, dqkv[:, :QK])  # the gradient of a rotation turns back
+        self.rotate(dqk, self.rotations.mT, dqkv[:, :QK])  # the gradient of a rotation is the inverse rotation
         dnormed = dp.matmul(dqkv, w["qkv"].T)
         dx, dnorm_1 = dp.norm_bwd(dnormed, s.x, w["norm_1"], s.inverse, mode=RMS, epsilon=EPSILON, bias=False)
         pairs = {
@@ -112,8 +112,8 @@ class Block:
             "gate_up": (s.normed_2, dgate_up),
             "down": (s.gated, dy),
         }
-        found = {name: dp.matmul(a.T, d, out_dtype="f32") for name, (a, d) in pairs.items()}
-        return found | {"x": self.sum(a=dx[None], b=dmiddle[None])[0], "norm_1": dnorm_1, "norm_2": dnorm_2}
+        gradients = {name: dp.matmul(a.T, d, out_dtype="f32") for name, (a, d) in pairs.items()}
+        return gradients | {"x": self.sum(a=dx[None], b=dmiddle[None])[0], "norm_1": dnorm_1, "norm_2": dnorm_2}
 
     def rotate(self, x: dp.Tensor, rotations: dp.Tensor, out: dp.Tensor) -> dp.Tensor:
         """Rotary as a product: the heads of each position times the rotation of that position; returns `out`."""
@@ -123,18 +123,21 @@ class Block:
 
 
 def by_head(x: dp.Tensor) -> dp.Tensor:
-    """(B·S, heads · D) as (B, heads, S, D): a view, for attention takes its operands wherever they lie."""
+    """(B·S, heads · D) as (B, heads, S, D): a view, because attention supports any strides."""
     return x.reshape(BATCH, SEQUENCE, -1, HEAD).transpose(0, 2, 1, 3)
 
 
 def rotations() -> np.ndarray:
-    """(S, D, D): at position s, the pair (i, i + D/2) of a head turned by s / 10000^(2i/D)."""
+    """(S, D, D): at position s, the pair (i, i + D/2) of a head is rotated by s / 10000^(2i/D)."""
     half = HEAD // 2
     angles = np.arange(SEQUENCE)[:, None] / 10000 ** (np.arange(half) / half)
-    made, i = np.zeros((SEQUENCE, HEAD, HEAD)), np.arange(half)
-    made[:, i, i] = made[:, i + half, i + half] = np.cos(angles)
-    made[:, i, i + half], made[:, i + half, i] = np.sin(angles), -np.sin(angles)  # for row vectors, from the right
-    return made
+    matrices, i = np.zeros((SEQUENCE, HEAD, HEAD)), np.arange(half)
+    matrices[:, i, i] = matrices[:, i + half, i + half] = np.cos(angles)
+    matrices[:, i, i + half], matrices[:, i + half, i] = (
+        np.sin(angles),
+        -np.sin(angles),
+    )  # for row vectors, from the right
+    return matrices
 
 
 def draw_gate(dtype: str) -> cudnn.Graph:
@@ -146,7 +149,7 @@ def draw_gate(dtype: str) -> cudnn.Graph:
 
 
 def draw_gate_gradient(dtype: str) -> cudnn.Graph:
-    """Its gradient by both halves, each written to its half of one tensor."""
+    """Its gradient with respect to both halves, each written to its half of one tensor."""
     graph = cudnn.Graph()
     dy = graph.tensor("dy", HALF, dtype)
     gate, up = (graph.tensor(name, HALF, dtype, HALF_OF_TWO) for name in ("gate", "up"))
@@ -164,13 +167,13 @@ def draw_sum(dtype: str) -> cudnn.Graph:
 
 
 def attention_in_f32() -> None:
-    """Let the host's attention take f32, which cuDNN's has not: the f16 rows again, with another dtype."""
+    """Make the host's attention support f32, which cuDNN's does not: the f16 rows again, with another dtype."""
     for op in ("sdpa_fwd", "sdpa_bwd"):
         rows = [row for row in dp.TABLE.of(op) if row.min_arch == HOST and row.dtypes[0] is F16]
         dp.register(*(replace(row, dtypes=(F32, F32, F32), fusion=dp.Fusion(((F32,),))) for row in rows))
 
 
-# -- what it is held against ------------------------------------------------------------------------------------------
+# -- references -------------------------------------------------------------------------------------------------------
 def reference(given: Arrays) -> np.ndarray:
     """y by the definition, in NumPy, from x and the weights by name."""
     x, w = given["x"], given
@@ -197,9 +200,9 @@ def reference(given: Arrays) -> np.ndarray:
 
 
 def slope_errors(found: Arrays, given: Arrays, dy: np.ndarray, rng: np.random.Generator) -> dict[str, float]:
-    """For each gradient, its error along random directions, over its norm; the slopes are central differences.
+    """For each gradient, its error along random directions, relative to its norm; slopes are central differences.
 
-    Along a direction of standard normal numbers an error of norm e shows as e times such a number.
+    Along a direction of standard normal numbers an error of norm e appears as e times such a number.
     """
 
     def loss(values: Arrays) -> float:
@@ -217,7 +220,7 @@ def slope_errors(found: Arrays, given: Arrays, dy: np.ndarray, rng: np.random.Ge
 
 
 def torch_gradients(given: Arrays, dy: np.ndarray) -> Arrays | None:
-    """The gradients by torch, in f64 on the CPU; None where it is not installed."""
+    """The gradients by torch, in f64 on the CPU; None if it is not installed."""
     try:
         import torch
         from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
@@ -237,12 +240,12 @@ def torch_gradients(given: Arrays, dy: np.ndarray) -> Arrays | None:
 
 
 def distance(found: np.ndarray, exact: np.ndarray) -> float:
-    """The norm of the error, over the norm of what is right."""
+    """The norm of the error, relative to the norm of the exact result."""
     return float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
 
 
 def worst_error(y: dp.Tensor, gradients: Arrays, given: Arrays, dy: np.ndarray, rng: np.random.Generator) -> float:
-    """The largest error of y and of the gradients, all of which are printed; NaN where there is one."""
+    """The largest error of y and of the gradients, all of which are printed; NaN if there is one."""
     errors = [distance(np.asarray(y, np.float64), reference(given))]
     print(f"y {y.shape}: error {errors[0]:.1e}")
     slopes, by_torch = slope_errors(gradients, given, dy, rng), torch_gradients(given, dy)
@@ -259,7 +262,7 @@ def worst_error(y: dp.Tensor, gradients: Arrays, given: Arrays, dy: np.ndarray, 
 
 
 def main() -> int:
-    """Run the block both ways; 1 where y or a gradient is further off than the dtype allows."""
+    """Run the block both ways; 1 if the error of y or a gradient is larger than the dtype allows."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="auto", help="cuda:0, host, or auto (default): the GPU if there is one")
     parser.add_argument(
@@ -280,10 +283,10 @@ def main() -> int:
     y, saved = block.forward(x)
     gradients = {name: np.asarray(g, np.float64) for name, g in block.backward(dy, saved).items()}
 
-    # The references get the numbers that the device had, rounded to its dtype: what is left are errors of computing.
-    given = {name: np.asarray(tensor, np.float64) for name, tensor in (block.w | {"x": x}).items()}
+    # The references get the numbers on the device, rounded to its dtype, so that only errors of the computation remain.
+    operands = {name: np.asarray(tensor, np.float64) for name, tensor in (block.w | {"x": x}).items()}
     print(f"{TOKENS} tokens in {dtype} on {device}")
-    error = worst_error(y, gradients, given, np.asarray(dy, np.float64), rng)
+    error = worst_error(y, gradients, operands, np.asarray(dy, np.float64), rng)
     return 0 if error <= BOUND[dtype] else 1
 
 

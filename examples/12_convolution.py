@@ -3,9 +3,9 @@
     h = silu(conv(x, w) + bias)              one kernel
     y = silu(conv(h, v) + bias + x)          one kernel, which also gives the largest magnitude of y's channels
 
-Images lie with channels last, which is how kernels step through them. The result is held against the host's rows, that
-is NumPy. On a GPU the first run compiles two kernels (half a minute each), which later ones read from disk, and the
-block is timed. The extra `cutlass` brings the headers.
+Images have channels last, the layout that the kernels need. The result is compared with the host's rows, which use
+NumPy. On a GPU the first run compiles two kernels (half a minute each), which later runs read from disk, and the
+block is timed. The extra `cutlass` installs the headers.
 
     python examples/12_convolution.py --device cuda:0
 """
@@ -42,13 +42,13 @@ def operands(dev: dp.Device, arrays: list[np.ndarray]) -> list[dp.Tensor]:
 
 
 def error(got: dp.Tensor, expected: dp.Tensor) -> float:
-    """The largest error, over the largest value."""
+    """The largest error, relative to the largest value."""
     one, other = (tensor.numpy().astype(np.float64) for tensor in (got, expected))
     return float(np.abs(one - other).max() / np.abs(other).max())
 
 
 def timed(dev: dp.Device, given: list[dp.Tensor], calls: int = 100) -> float:
-    """Microseconds for one block, of many in a row."""
+    """Microseconds for one block, averaged over many calls."""
     block(*given)
     dev.synchronize()
     started = time.perf_counter()
@@ -59,7 +59,7 @@ def timed(dev: dp.Device, given: list[dp.Tensor], calls: int = 100) -> float:
 
 
 def main() -> int:
-    """Run the block; 1 where it is less precise than bf16 allows."""
+    """Run the block; 1 if it is less precise than bf16 allows."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="auto", help="cuda:0, host, or auto (default): the GPU if there is one")
     name = parser.parse_args().device
@@ -68,16 +68,16 @@ def main() -> int:
     scale = (9 * CHANNELS) ** 0.5
     filters = [rng.standard_normal((CHANNELS, CHANNELS, 3, 3)) / scale for _ in range(2)]
     arrays = [rng.standard_normal((BATCH, CHANNELS, EXTENT, EXTENT)), *filters, rng.standard_normal(CHANNELS)]
-    given = operands(dev, arrays)
-    y, largest = block(*given)
-    found = error(largest, dev.array(np.abs(y.numpy().astype(np.float32)).max(axis=(0, 2, 3))))
-    print(f"residual block on {dev}: {y.layout}, error of the channels' maxima {found:.1e}")
+    tensors = operands(dev, arrays)
+    y, largest = block(*tensors)
+    max_error = error(largest, dev.array(np.abs(y.numpy().astype(np.float32)).max(axis=(0, 2, 3))))
+    print(f"residual block on {dev}: {y.layout}, error of the channels' maxima {max_error:.1e}")
     expected, _ = block(*operands(dp.device("host"), arrays))
     off = error(y, expected)
     print(f"    error against the host's rows {off:.1e}")
     if not dev.is_host:
-        print(f"    {timed(dev, given):.1f} us")
-    return 0 if max(found, off) < 0.02 else 1
+        print(f"    {timed(dev, tensors):.1f} us")
+    return 0 if max(max_error, off) < 0.02 else 1
 
 
 if __name__ == "__main__":

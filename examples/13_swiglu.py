@@ -1,9 +1,9 @@
 """A gated MLP block (SwiGLU) as fused products, compiled by NVRTC: no nvcc, no host compiler, no framework.
 
-y = (silu(x·G) * (x·U))·D + x. The gate is the epilogue of the product with G, which loads x·U on the way; the residual
-is that of the product with D. Both also give the largest magnitude of each row, which a quantizer wants next. On a GPU
-the first run compiles two kernels at once (half a minute); later ones read them from disk. The first product, which has
-no epilogue, is cuBLASLt's. The extra `cutlass` brings the headers.
+y = (silu(x·G) * (x·U))·D + x. The gate is the epilogue of the product with G, which also loads x·U; the residual
+is the epilogue of the product with D. Both also compute the largest magnitude of each row, which a quantizer needs. On
+a GPU the first run compiles two kernels at once (half a minute); later runs read them from disk. The first product has
+no epilogue and runs on cuBLASLt. The extra `cutlass` installs the headers.
 
     python examples/13_swiglu.py --device cuda:0 --tokens 4096 --width 4096 --hidden 11008
 """
@@ -22,7 +22,7 @@ from dispatch.libraries.cutlass import evt
 GATE = evt.reduce(evt.silu(evt.accumulator()) * evt.load("up"), "hidden_max", "amax", over="n")
 DOWN = evt.reduce(evt.accumulator() + evt.source(), "y_max", "amax", over="n")
 ROUNDS = 20
-CHECKED = 64  # tokens that are compared with float64, of those that there are
+CHECKED = 64  # tokens that are compared with float64
 TOLERANCE = 0.02  # of the largest value: bf16 keeps 8 bits, and h is rounded to it between the products
 
 
@@ -52,7 +52,7 @@ class Block:
         return y, hidden_max, y_max
 
     def exact(self, rows: slice) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The same for some tokens in float64, without any rounding between."""
+        """The same for some tokens in float64, without intermediate rounding."""
         x, gate, up, down = (np.asarray(t.numpy(), np.float64) for t in (self.x, self.gate, self.up, self.down))
         g = x[rows] @ gate
         h = g / (1 + np.exp(-g)) * (x[rows] @ up)
@@ -61,7 +61,7 @@ class Block:
 
 
 def main() -> int:
-    """Run and time it; 1 where it is less precise than bf16 allows."""
+    """Run and time it; 1 if it is less precise than bf16 allows."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="auto", help="cuda:0, host, or auto (default): the GPU if there is one")
     parser.add_argument("--tokens", type=int, default=256)

@@ -1,7 +1,7 @@
 """An op of one's own in one file: its request, what is right in NumPy, its kernel in CUDA C++, and its rows.
 
-`squared_relu(x)` is max(x, 0)² + slope · min(x, 0)². NVRTC compiles the kernel for the GPU at hand, and without one for
-sm_90, if it is installed; on the host NumPy computes.
+`squared_relu(x)` is max(x, 0)² + slope · min(x, 0)². NVRTC compiles the kernel for the current GPU, or without a GPU
+for sm_90, if it is installed; on the host NumPy computes.
 
     python examples/14_own_op.py --device cuda:0
 """
@@ -43,19 +43,19 @@ class SquaredReluRequest(dp.OperandRequest["dp.Tensor"]):
     out: dp.Tensor | None = None
 
     def check_fields(self) -> None:
-        """Refuse what no kernel should see; that slope is a number, its annotation says."""
+        """Refuse invalid values; the annotation already ensures that slope is a number."""
         if not np.isfinite(self.slope):
             raise BadRequest("slope", str(self.slope), "a finite number")
 
 
-# -- what is right: the host's row, and in float64 what any row is held against ---------------------------------------
+# -- the reference: the host's row, and in float64 the expected results of all rows -----------------------------------
 def evaluate(request: SquaredReluRequest, work: np.dtype[Any]) -> dict[str, np.ndarray]:
     """The outputs by name, in a working dtype."""
     x = np.asarray(request.x).astype(work)
     return {"out": np.maximum(x, 0) ** 2 + work.type(request.slope) * np.minimum(x, 0) ** 2}
 
 
-# -- the kernel: the addresses of `reads` and then of `writes`, and behind them the values of its launch --------------
+# -- the kernel: the addresses of `reads` and then of `writes`, followed by the values of its launch ------------------
 SOURCE = r"""
 extern "C" __global__ void squared_relu(const Number* x, Number* out, long long size, Number slope)
 {
@@ -73,7 +73,7 @@ def launch(request: SquaredReluRequest) -> dp.Launch:
 
 
 def contiguous(request: SquaredReluRequest) -> str:
-    """Rule: the kernel knows no strides."""
+    """Rule: the kernel does not support strides."""
     wrong = [name for name in ("x", "out") if not request.layout_of(name).is_contiguous]
     return f"needs {' and '.join(wrong)} in C order: make a copy" if wrong else ""
 
@@ -108,7 +108,7 @@ def error_of(dev: dp.Device, dtype: str) -> float:
 
 
 def main() -> int:
-    """Run both dtypes; 1 where a result is wrong."""
+    """Run both dtypes; 1 if a result is wrong."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="auto", help="cuda:0, host, or auto (default): the GPU if there is one")
     name = parser.parse_args().device

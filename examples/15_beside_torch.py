@@ -1,10 +1,10 @@
 """Train two networks of torch's twice from the same start, as they are and after `dispatch.torch.fuse`, and compare.
 
 The networks are the perceptron of 01_train_digits.py on the UCI digits in `data/`, and a small transformer that learns
-to spell: it predicts the next letter of the help texts that Python brings along. What two curves may differ by is
-measured: torch trains some times more, from a start whose weights, f32 in either dtype, are each off by a rounding or
-less. That grows to what rounding in each step makes of two runs: in bf16 a start that is a thousand times farther off
-gives no more. Two ways to compute the same round at other places, and nothing says which is better.
+to spell: it predicts the next letter of the help texts that are installed with Python. The allowed difference of two
+curves is measured: torch trains a few more times, from starts whose weights, f32 in either dtype, differ by a rounding
+error or less. That difference grows to the effect of rounding in each step: in bf16 a start that is a thousand times
+farther off gives no larger difference. Two implementations round at different places, and neither is more exact.
 
     python examples/15_beside_torch.py --device cuda:0 --dtype bf16
 """
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).resolve().parent
 STEPS = 200
-OTHERS = 3  # runs of torch's from starts that are a little off
-BOUND = 2.5  # times what those differ by at most: among themselves they are up to twice as far off
+OTHERS = 3  # runs of torch's from starts that are slightly different
+BOUND = 2.5  # times the largest difference between those: among themselves they differ by up to twice as much
 ROUNDINGS = 16 * 2.0**-24  # of the first loss: each is a mean in f32 of hundreds of logarithms, added up in some order
-LEARNED = 0.75  # of the first loss, at most, is left at the end
+LEARNED = 0.75  # of the first loss: the largest loss at the end
 CONTEXT, WIDTH, HEADS, LAYERS = 32, 64, 4, 2
 LETTERS = [chr(code) for code in range(32, 127)] + ["\n"]
 
 
 @dataclass
 class Task:
-    """What is trained: a network, and the batch of each step."""
+    """A network to train, and the batch of each step."""
 
     name: str
     build: Callable[[], Any]
@@ -55,7 +55,7 @@ class Curves:
     others: list[list[float]] = field(default_factory=list)
 
     def noise(self) -> float:
-        """By how much torch's curves differ at most from the first one, at any step."""
+        """The largest difference of torch's curves from the first one, at any step."""
         return max(apart(other, self.torch) for other in self.others)
 
 
@@ -83,7 +83,7 @@ def digits(steps: int) -> Task:
 
 
 def letters(steps: int) -> Task:
-    """A text letter by letter: the topics of Python's `help`, and this project's licence where they were left out."""
+    """A text letter by letter: the topics of Python's `help`, and this project's licence if they are not installed."""
     try:
         from pydoc_data.topics import topics
 
@@ -132,7 +132,7 @@ def language_model() -> Any:
 
 # -- training ----------------------------------------------------------------------------------------------------------
 def train(task: Task, place: str, dtype: str, *, fuse: bool = False, other: int = 0) -> tuple[list[float], str]:
-    """The loss of each step, and what `fuse` did; `other` is the number of a start that is a little off."""
+    """The loss of each step, and the report of `fuse`; `other` is the number of a start that is slightly different."""
     import torch
 
     import dispatch.torch as ours
@@ -151,10 +151,10 @@ def train(task: Task, place: str, dtype: str, *, fuse: bool = False, other: int 
     kind = torch.device(place).type
     losses = []
     for x, y in task.batches:
-        given, wanted = (torch.from_numpy(array).to(place) for array in (x, y))
+        inputs, targets = (torch.from_numpy(array).to(place) for array in (x, y))
         with torch.autocast(kind, torch.bfloat16, enabled=dtype == "bf16"):
-            logits = model(given)
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, -2).float(), wanted.flatten())
+            logits = model(inputs)
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, -2).float(), targets.flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -163,7 +163,7 @@ def train(task: Task, place: str, dtype: str, *, fuse: bool = False, other: int 
 
 
 def compare(task: Task, place: str, dtype: str) -> tuple[Curves, bool]:
-    """Train a task in all ways, print what came out, and say whether the two agree and something was learned."""
+    """Train a task in all ways, print the results, and return whether the two agree and the network learned."""
     fused, report = train(task, place, dtype, fuse=True)
     curves = Curves(train(task, place, dtype)[0], fused)
     curves.others = [train(task, place, dtype, other=number)[0] for number in range(1, OTHERS + 1)]
@@ -177,7 +177,7 @@ def compare(task: Task, place: str, dtype: str) -> tuple[Curves, bool]:
 
 
 def draw(path: Path, found: dict[str, Curves], title: str) -> bool:
-    """Save all curves as a picture; False where matplotlib is missing."""
+    """Save all curves as a picture; False if matplotlib is missing."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -200,7 +200,7 @@ def draw(path: Path, found: dict[str, Curves], title: str) -> bool:
 
 
 def main() -> int:
-    """Train and compare; 1 where curves differ by more than noise, or nothing was learned."""
+    """Train and compare; 1 if curves differ by more than the noise, or the network did not learn."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="auto", help="cuda:0, host, or auto (default): the GPU if there is one")
     parser.add_argument("--dtype", choices=("f32", "bf16"), default="f32", help="bf16 by autocast (default: f32)")
@@ -215,14 +215,14 @@ def main() -> int:
         return 0
     place = "cpu" if name == "host" else name
     if place == "cpu":
-        torch.set_num_threads(1)  # what is this small gains nothing by more
-    found, right = {}, True
+        torch.set_num_threads(1)  # networks this small do not become faster with more
+    curves, right = {}, True
     for task in (digits(options.steps), letters(options.steps)):
-        found[task.name], good = compare(task, place, options.dtype)
+        curves[task.name], good = compare(task, place, options.dtype)
         right = right and good
     title = f"{options.dtype} on {name}, {options.steps} steps"
     print(
-        f"loss curves: {options.out}" if draw(options.out, found, title) else "no picture: matplotlib is not installed"
+        f"loss curves: {options.out}" if draw(options.out, curves, title) else "no picture: matplotlib is not installed"
     )
     if not right:
         print("the two differ by more than torch's own runs do, or nothing was learned", file=sys.stderr)

@@ -2,8 +2,8 @@
 
     X - mean = U · diag(s) · Vᴴ
 
-The rows of Vᴴ are the components, and s² / (N - 1) the variance along each. The first k of them are the best that k
-components can do: what they leave of X is √(s[k]² + s[k+1]² + …), by Eckart and Young, and that is checked here, too.
+The rows of Vᴴ are the components, and s² / (N - 1) the variance along each. The first k of them are the best k
+components: their error for X is √(s[k]² + s[k+1]² + …), by Eckart and Young, and that is checked here, too.
 
     python examples/16_pca_digits.py --device cuda:0
 """
@@ -20,7 +20,7 @@ import numpy as np
 import dispatch as dp
 
 HERE = Path(__file__).resolve().parent
-KEPT = (1, 4, 16, 32)  # components that digits are rebuilt from
+KEPT = (1, 4, 16, 32)  # numbers of components from which digits are rebuilt
 SHOWN = 16  # components in the picture
 BOUND = 2e-5  # relative, in single precision
 
@@ -32,12 +32,12 @@ def load() -> np.ndarray:
 
 
 def rebuild(x: dp.Tensor, components: dp.Tensor, mean: dp.Tensor) -> dp.Tensor:
-    """The scans as the sums of components that are nearest to them; the mean is the bias of the second product."""
+    """The nearest sums of components to the scans; the mean is the bias of the second product."""
     return dp.matmul(dp.matmul(x, components.T), components, bias=mean, epilogue="bias")
 
 
 def draw(path: Path, components: np.ndarray, rebuilt: dict[str, np.ndarray], share: np.ndarray) -> bool:
-    """Save the components, some digits rebuilt, and the share of the variance; False where matplotlib is missing."""
+    """Save the components, some rebuilt digits, and the share of the variance; False if matplotlib is missing."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -62,13 +62,13 @@ def draw(path: Path, components: np.ndarray, rebuilt: dict[str, np.ndarray], sha
 
 
 def mosaic(scans: list[np.ndarray], columns: int) -> np.ndarray:
-    """Scans of 64 numbers side by side, with a line of pixels between them."""
+    """Scans of 64 numbers next to each other, with a line of pixels between them."""
     tiles = np.pad(np.reshape(scans, (-1, columns, 8, 8)), ((0, 0), (0, 0), (0, 1), (0, 1)))
     return tiles.transpose(0, 2, 1, 3).reshape(9 * len(tiles), -1)[:-1, :-1]
 
 
 def main() -> int:
-    """Decompose, rebuild and draw; 1 where something differs from NumPy in float64."""
+    """Decompose, rebuild and draw; 1 if a result differs from NumPy in float64."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="auto", help="cuda:0, host, or auto (default): the GPU if there is one")
     parser.add_argument("--out", type=Path, default=HERE / "out" / "pca_digits.png", help="where the picture goes")

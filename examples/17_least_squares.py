@@ -1,9 +1,9 @@
 """Least squares on a table that is known for its condition: Longley's, against the values that NIST certifies.
 
-Six numbers of 16 years are to explain how many people in the USA had work. They grow together, so that the columns are
-nearly dependent: as it stands the table has a condition of 5·10⁹, with centred columns of one length still 111. Shown
-is how many digits of the certified coefficients come out in single and double precision, by QR and by singular values;
-and that a factor in single precision is enough for all of them, where residuals in double correct it step by step.
+The six variables of 16 years are to explain the number of employed people in the USA. They grow together, so the
+columns are nearly dependent: the table has a condition number of 5·10⁹, with centred columns of length one still 111.
+The example shows how many digits of the certified coefficients single and double precision give, by QR and by singular
+values; and that a factor in single precision is enough for all of them if it is refined with residuals in double.
 
     python examples/17_least_squares.py --device cuda:0
 """
@@ -28,13 +28,13 @@ STEPS = 6
 
 
 def load() -> tuple[np.ndarray, np.ndarray]:
-    """The six columns, and how many thousands had work."""
+    """The six columns, and how many thousands were employed."""
     table = np.loadtxt(HERE / "data" / "longley.csv", delimiter=",", skiprows=1)
     return table[:, 1:], table[:, 0]
 
 
 def digits(coefficients: np.ndarray) -> float:
-    """How many digits of the worst coefficient are right."""
+    """The number of correct digits of the worst coefficient."""
     off = np.abs(np.asarray(coefficients, np.float64) / CERTIFIED - 1).max()
     return float(np.clip(-np.log10(max(off, 1e-16)), 0, 16))
 
@@ -47,23 +47,23 @@ def fit(dev: dp.Device, a: np.ndarray, b: np.ndarray, dtype: str, driver: str) -
 
 
 def refine(dev: dp.Device, a: np.ndarray, b: np.ndarray) -> list[np.ndarray]:
-    """Solutions by a factor in single precision: R·d = R⁻ᴴ·Aᴴ·(b - A·x) corrects x, whose residual is in double."""
+    """Solutions by a factor in single precision: R·d = R⁻ᴴ·Aᴴ·(b - A·x) corrects x; the residual is in double."""
     wide, right = dev.array(a), dev.array(b)
     r = dp.qr(dev.array(a, "f32"), mode="r")
-    x, found = np.zeros(a.shape[1]), []
+    x, solutions = np.zeros(a.shape[1]), []
     for _ in range(STEPS):
         residual = dp.gemv(wide, dev.array(x), y=right, alpha=-1.0)
         gradient = dev.array(dp.gemv(wide, residual, trans="t").numpy(), "f32")
         half = dp.trsv(r, gradient, uplo="upper", trans="t")
         x = x + dp.trsv(r, half, uplo="upper").numpy()
-        found.append(x)
-    return found
+        solutions.append(x)
+    return solutions
 
 
 def draw(
     path: Path, years: np.ndarray, b: np.ndarray, fitted: np.ndarray, found: dict[str, float], steps: list[float]
 ) -> bool:
-    """Save the fit, and the digits of every way; False where matplotlib is missing."""
+    """Save the fit, and the digits of every method; False if matplotlib is missing."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -89,7 +89,7 @@ def draw(
 
 
 def main() -> int:
-    """Fit in every way; 1 where one has fewer digits than its condition allows."""
+    """Fit with every method; 1 if one has fewer digits than its condition number allows."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="auto", help="cuda:0, host, or auto (default): the GPU if there is one")
     parser.add_argument("--out", type=Path, default=HERE / "out" / "least_squares.png", help="where the picture goes")
@@ -111,14 +111,14 @@ def main() -> int:
         s = dp.svd(dev.array(a), compute_uv=False)[0].numpy()
         conditions.append(s[0] / s[-1])
     print(f"condition on {dev}: {conditions[0]:.1e} as it stands, {conditions[1]:.0f} with centred columns")
-    found = {
+    digits_of = {
         "f32, as it stands, by singular values": digits(fit(dev, table, b, "f32", "gelss")),
         "f32, as it stands": digits(fit(dev, table, b, "f32", "gels")),
         "f32, centred": digits(back(fit(dev, scaled, height, "f32", "gels"))),
         "f64, as it stands, by singular values": digits(fit(dev, table, b, "f64", "gelss")),
         "f64, centred": digits(back(fit(dev, scaled, height, "f64", "gels"))),
     }
-    for name, right in found.items():
+    for name, right in digits_of.items():
         print(f"    {name:<38} {right:4.1f} digits")
     solutions = [back(x) for x in refine(dev, scaled, height)]
     steps = [digits(x) for x in solutions]
@@ -127,10 +127,10 @@ def main() -> int:
     deviation = np.linalg.norm(b - fitted) / np.sqrt(len(b) - table.shape[1])
     error = abs(deviation / DEVIATION - 1)
     print(f"    standard deviation {deviation:.6f}: error {error:.1e} against the certified one")
-    drawn = draw(options.out, columns[:, -1], b, fitted, found, steps)
+    drawn = draw(options.out, columns[:, -1], b, fitted, digits_of, steps)
     print(f"fit: {options.out}" if drawn else "no picture: matplotlib is not installed")
     least = {"f32, centred": 3, "f64, as it stands, by singular values": 5, "f64, centred": 10}
-    right = all(found[name] >= bound for name, bound in least.items()) and steps[-1] >= 10 and error < 1e-9
+    right = all(digits_of[name] >= bound for name, bound in least.items()) and steps[-1] >= 10 and error < 1e-9
     return 0 if right else 1
 
 

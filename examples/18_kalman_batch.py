@@ -1,13 +1,13 @@
 """Ten thousand Kalman filters at once: every step of all of them is eight batched products and one batched solution.
 
-Each follows a point in the plane, from measurements of its place alone; state and measurement have noise of their own
-in each filter, so that nothing is shared but the model:
+Each filter tracks a point in the plane, from measurements of its position alone; each has its own noise of state and
+measurement, so that the filters share only the model:
 
     x = F·x,  P = F·P·Fᵀ + Q                       what is expected
     S = H·P·Hᵀ + R = L·Lᵀ,  S·Kᵀ = H·P             the gain, by Cholesky
     x = x + K·(z - H·x),  P = P - K·H·P            what the measurement adds
 
-Nothing waits for the GPU before the end; all statuses are looked at there. On the host there are 1,000 filters.
+Nothing waits for the GPU until all statuses are checked at the end. On the host there are 1,000 filters.
 
     python examples/18_kalman_batch.py --device cuda:0
 """
@@ -24,13 +24,13 @@ import numpy as np
 import dispatch as dp
 
 STEP = 0.1  # seconds between measurements
-F = np.eye(4) + STEP * np.eye(4, k=2)  # places x and y, then their velocities
+F = np.eye(4) + STEP * np.eye(4, k=2)  # positions x and y, then their velocities
 H = np.eye(2, 4)
 BOUND = {"f64": 1e-12, "f32": 1e-4}
 
 
 class World(NamedTuple):
-    """Points that move, what is measured of them, (steps, N, …, 1), and the noise that each filter assumes."""
+    """Moving points, their measurements, (steps, N, …, 1), and the noise that each filter assumes."""
 
     truth: np.ndarray
     z: np.ndarray
@@ -39,11 +39,11 @@ class World(NamedTuple):
 
 
 def simulate(filters: int, steps: int) -> World:
-    """Points that are pushed at random, and measured with errors of 0.5 to 2."""
+    """Points with random acceleration, measured with errors of 0.5 to 2."""
     rng = np.random.default_rng(0)
     push = rng.uniform(0.5, 1.5, (filters, 1, 1))
     wrong = rng.uniform(0.5, 2.0, (filters, 1, 1))
-    gain = np.concatenate([STEP**2 / 2 * np.eye(2), STEP * np.eye(2)])  # of a push, to place and velocity
+    gain = np.concatenate([STEP**2 / 2 * np.eye(2), STEP * np.eye(2)])  # from an acceleration to position and velocity
     x, truth = np.concatenate([rng.standard_normal((filters, 2, 1)) * 5, np.zeros((filters, 2, 1))], axis=1), []
     for _ in range(steps):
         x = F @ x + gain @ (push * rng.standard_normal((filters, 2, 1)))
@@ -54,7 +54,7 @@ def simulate(filters: int, steps: int) -> World:
 
 
 def ours(dev: dp.Device, world: World, dtype: str) -> tuple[np.ndarray, float]:
-    """The states after every step, and the seconds that they took."""
+    """The states after every step, and the time in seconds."""
     f, h, q, r = (dev.array(values, dtype) for values in (F, H, world.q, world.r))
     z = dev.array(world.z, dtype)
     states, statuses = [], []
@@ -72,7 +72,7 @@ def ours(dev: dp.Device, world: World, dtype: str) -> tuple[np.ndarray, float]:
             states.append(x)
             statuses.append(info)
 
-    run(2)  # plans are made, and kernels loaded
+    run(2)  # makes plans and loads kernels
     states.clear()
     dev.synchronize()
     started = time.perf_counter()
@@ -85,7 +85,7 @@ def ours(dev: dp.Device, world: World, dtype: str) -> tuple[np.ndarray, float]:
 
 
 def start(filters: int) -> tuple[np.ndarray, np.ndarray]:
-    """States and covariances of those who know nothing yet."""
+    """States and covariances without any measurement."""
     return np.zeros((filters, 4, 1)), np.broadcast_to(100 * np.eye(4), (filters, 4, 4))
 
 
@@ -103,7 +103,7 @@ def reference(world: World) -> tuple[np.ndarray, float]:
 
 
 def main() -> int:
-    """Filter; 1 where it differs from NumPy, or follows the points no better than the measurements do."""
+    """Filter; 1 if the result differs from NumPy, or tracks the points no better than the measurements."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="auto", help="cuda:0, host, or auto (default): the GPU if there is one")
     parser.add_argument("--dtype", choices=BOUND, default="f64", help="of the filters (default: f64)")

@@ -1,10 +1,10 @@
 """The price of an option by simulation, against its closed formula: pseudo-random numbers against Sobol's.
 
 A call on the geometric mean of a share's prices on 16 days is worth exp(-rT) · E[max(G - K, 0)], where log G is a
-weighted sum of 16 normal numbers; the mean of as many paths as there is time for estimates it, and Kemna and Vorst's
-formula (1990) says what it is. Of pseudo-random numbers the error falls with 1/√n; 16 generators that were spawned from
-one seed tell how large it is. Of points of Sobol's sequence in 16 dimensions, which fill the cube evenly, it falls
-faster. The numbers are drawn, and the sums made, on the device.
+weighted sum of 16 normal numbers. The mean over many simulated paths estimates it; Kemna and Vorst's
+formula (1990) is exact. With pseudo-random numbers the error falls as 1/√n; 16 generators spawned from
+one seed measure it. With points of Sobol's sequence in 16 dimensions, which fill the cube evenly, it falls
+faster. Random numbers and sums are computed on the device.
 
     python examples/19_monte_carlo_option.py --device cuda:0
 """
@@ -32,7 +32,7 @@ SEED, REPEATS = 2024, 16
 
 
 def closed_formula() -> float:
-    """Kemna and Vorst's: log G is normal."""
+    """Kemna and Vorst's formula: log G is normally distributed."""
     deviation = float(np.sqrt((WEIGHTS**2).sum()))
     d = (MEAN - math.log(STRIKE)) / deviation
     phi = NormalDist().cdf
@@ -41,14 +41,14 @@ def closed_formula() -> float:
 
 
 def price(rng: dp.random.Generator, weights: dp.Tensor, paths: int) -> float:
-    """The mean of what so many paths are worth."""
+    """The mean value of this number of paths."""
     z = rng.standard_normal((DAYS, paths), "f64")
     mean = np.exp(MEAN + dp.matmul(weights, z).numpy())
     return math.exp(-RATE * YEARS) * float(np.maximum(mean - STRIKE, 0).mean())
 
 
 def draw(path: Path, counts: list[int], pseudo: list[float], quasi: list[float]) -> bool:
-    """Save the errors as a picture; False where matplotlib is missing."""
+    """Save the errors as a picture; False if matplotlib is missing."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -69,7 +69,7 @@ def draw(path: Path, counts: list[int], pseudo: list[float], quasi: list[float])
 
 
 def main() -> int:
-    """Price; 1 where an estimate is further off than chance has it, or Sobol's points are no better."""
+    """Price; 1 if the error of an estimate is too large to be random, or Sobol's points are no better."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="auto", help="cuda:0, host, or auto (default): the GPU if there is one")
     parser.add_argument("--most", type=int, help="log2 of the most paths (default: 20, and 16 on the host)")

@@ -1,8 +1,8 @@
 """The spectrogram of a sound: its short-time Fourier transform, the strongest tone, and the sound made anew from it.
 
-`dispatch.signal.stft` transforms frames that overlap, on the device; `welch` has their mean, whose peak is the
-strongest tone; `istft` adds the frames up to the sound again. Unless --sound names a WAV file of your own, it is a
-tenth of a second of a tone at 44.1 kHz, which SciPy's wheel has beside the tests of its reader.
+`dispatch.signal.stft` transforms overlapping frames on the device; `welch` averages their spectra, whose peak is the
+strongest tone; `istft` adds up the frames to the original sound. Unless --sound names a WAV file, the sound is a tenth
+of a second of a tone at 44.1 kHz, a test file in SciPy's wheel.
 
     python examples/20_spectrogram.py --device cuda:0 --sound guitar.wav
 """
@@ -19,8 +19,8 @@ import dispatch as dp
 
 HERE = Path(__file__).parent
 WITH_SCIPY = Path("io", "tests", "data", "test-44100Hz-le-1ch-4bytes.wav")
-FLOOR = -90.0  # decibels: what is weaker is drawn as this
-MOST = 1e-5  # of the sound's norm, that the sound made anew may be off
+FLOOR = -90.0  # decibels: weaker points are drawn with this value
+MOST = 1e-5  # the limit of the error of the reconstructed sound, relative to its norm
 
 
 def read(path: Path | None) -> tuple[int, np.ndarray]:
@@ -37,7 +37,7 @@ def read(path: Path | None) -> tuple[int, np.ndarray]:
 
 
 def draw(path: Path, f: np.ndarray, t: np.ndarray, decibels: np.ndarray) -> bool:
-    """Save the spectrogram as a picture; False where matplotlib is missing."""
+    """Save the spectrogram as a picture; False if matplotlib is missing."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -56,7 +56,7 @@ def draw(path: Path, f: np.ndarray, t: np.ndarray, decibels: np.ndarray) -> bool
 
 
 def main() -> int:
-    """Take a sound apart and put it together; 1 where it is another one then."""
+    """Transform a sound and reconstruct it; 1 if the reconstruction differs from it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="auto", help="cuda:0, host, or auto (default): the GPU if there is one")
     parser.add_argument("--sound", type=Path, help="a WAV file (default: a tone that SciPy's wheel has)")

@@ -1,11 +1,12 @@
 """A picture sharpened, blurred or reduced to its edges by two Fourier transforms, and by nothing beside them.
 
-The convolution of a picture is a product of spectra. Three callbacks do all that is not a transform: the first turns
-bytes into numbers as the transform reads them, the second multiplies its result by the spectrum of the filter as it is
-written, the third rounds to bytes what comes back. On a GPU cuFFT has them in its kernels; on the host they are NumPy.
+The convolution of a picture is a product of spectra. Three callbacks do everything except the transforms: the first
+converts bytes to numbers as the transform reads them, the second multiplies its result by the spectrum of the filter
+when it is written, the third rounds the final result to bytes. On a GPU cuFFT runs them in its kernels; on the host
+they are NumPy functions.
 
-Unless --picture names one of your own, it is the portrait of Grace Hopper that matplotlib's wheel has. The result is
-held against the sums of a convolution in double precision by SciPy, where that is installed.
+Unless --picture names a file, the picture is the portrait of Grace Hopper in matplotlib's wheel. The result is
+compared with a direct convolution in double precision by SciPy, if that is installed.
 
     python examples/21_image_filter.py --device cuda:0 --filter edges --picture photo.png
 """
@@ -25,8 +26,8 @@ HERE = Path(__file__).parent
 WITH_MATPLOTLIB = Path("mpl-data", "sample_data", "grace_hopper.jpg")
 SIGMA = 3.0  # pixels, of the Gaussian
 RADIUS = 12
-AMOUNT = 1.5  # of what a blur takes away, added
-TIES = 1e-3  # of the bytes, that may be rounded the other way: sums in single precision
+AMOUNT = 1.5  # factor of the detail that is added to the picture
+TIES = 1e-3  # the share of the bytes that may be rounded differently: sums in single precision
 CLIP = """const Real rounded = rint(x * 255);
 return (unsigned char)(rounded < 0 ? 0 : rounded > 255 ? 255 : rounded);"""
 
@@ -36,13 +37,13 @@ def read(path: Path | None) -> np.ndarray:
     import matplotlib as mpl
     from PIL import Image  # matplotlib needs it
 
-    found = path or Path(mpl.__file__).parent / WITH_MATPLOTLIB
-    with Image.open(found) as picture:
+    file = path or Path(mpl.__file__).parent / WITH_MATPLOTLIB
+    with Image.open(file) as picture:
         return np.asarray(picture.convert("RGB"))
 
 
 def kernel_of(name: str) -> np.ndarray:
-    """The filter: what each pixel and its neighbours count."""
+    """The filter: the weights of each pixel and its neighbours."""
     steps = np.arange(-RADIUS, RADIUS + 1)
     line = np.exp(-0.5 * (steps / SIGMA) ** 2)
     blur = np.outer(line, line) / line.sum() ** 2
@@ -57,7 +58,7 @@ def clipped(x: np.ndarray) -> Any:
 
 
 def filtered(picture: dp.Tensor, kernel: np.ndarray) -> dp.Tensor:
-    """The convolution of each colour with a kernel, zeros around it, rounded to bytes: u8 of the picture's shape."""
+    """The convolution of each colour with a kernel, padded with zeros, rounded to bytes: u8 of the picture's shape."""
     dev, extents = picture.device, picture.shape[:2]
     s = [dp.signal.next_fast_len(extent + 2 * RADIUS) for extent in extents]
     around = np.zeros(s, "f4")
@@ -68,12 +69,12 @@ def filtered(picture: dp.Tensor, kernel: np.ndarray) -> dp.Tensor:
     multiply = callback.multiply(spectrum[..., None])  # the same for each colour
     bytes_of = callback(CLIP, clipped, dtype="u8")
     spectra = dp.fft.rfft2(picture, s, (0, 1), load=callback.from_u8(), store=multiply, precision="f32")
-    whole: dp.Tensor = dp.fft.irfft2(spectra, s, (0, 1), store=bytes_of)
-    return whole[: extents[0], : extents[1]]
+    padded: dp.Tensor = dp.fft.irfft2(spectra, s, (0, 1), store=bytes_of)
+    return padded[: extents[0], : extents[1]]
 
 
 def by_scipy(picture: np.ndarray, kernel: np.ndarray) -> np.ndarray | None:
-    """The same by the sums themselves, in double precision; None without SciPy."""
+    """The same by direct convolution, in double precision; None without SciPy."""
     try:
         from scipy import ndimage
     except ImportError:
@@ -83,7 +84,7 @@ def by_scipy(picture: np.ndarray, kernel: np.ndarray) -> np.ndarray | None:
 
 
 def draw(path: Path, pictures: list[np.ndarray]) -> None:
-    """Save pictures side by side."""
+    """Save pictures next to each other."""
     from PIL import Image
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -91,7 +92,7 @@ def draw(path: Path, pictures: list[np.ndarray]) -> None:
 
 
 def main() -> int:
-    """Filter a picture; 1 where it is not what SciPy makes of it."""
+    """Filter a picture; 1 if the result differs from SciPy's."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="auto", help="cuda:0, host, or auto (default): the GPU if there is one")
     parser.add_argument("--filter", choices=("sharpen", "blur", "edges"), default="sharpen", help="default: sharpen")

@@ -3,8 +3,8 @@
     Z = Σ over all spins of exp(K · Σ s s'), the inner sum over neighbours on a lattice that closes to a torus
 
 Each site is a tensor with a mode of two values for each of its four bonds, and Z is the contraction of all of them:
-`dispatch.einsum`, which takes two at a time in an order that keeps what is on the way small. It is planned once, and
-called again for each temperature.
+`dispatch.einsum`, which contracts two at a time in an order that keeps intermediate results small. It is planned once,
+and called again for each temperature.
 
     python examples/22_tensor_network.py --device cuda:0 --size 5
 """
@@ -19,13 +19,13 @@ import numpy as np
 
 import dispatch as dp
 
-CRITICAL = math.log(1 + math.sqrt(2)) / 2  # of K: below it the spins have no direction, beyond it they have one
+CRITICAL = math.log(1 + math.sqrt(2)) / 2  # of K: below it the spins are disordered, above it ordered
 COUPLINGS = (0.1, 0.25, CRITICAL, 0.6, 1.0)
 BOUND = 1e-12  # of log Z, relative
 
 
 def site(coupling: float) -> np.ndarray:
-    """The tensor of a site: Σ over its spin of a factor for each bond, two of which make exp(K s s')."""
+    """The tensor of a site: Σ over its spin of a factor for each bond; two such factors make exp(K s s')."""
     even, odd = math.sqrt(math.cosh(coupling)), math.sqrt(math.sinh(coupling))
     factor = np.array([[even, odd], [even, -odd]])  # by the spin, by the bond
     return np.einsum("sa,sb,sc,sd->abcd", factor, factor, factor, factor)
@@ -60,7 +60,7 @@ def exact(size: int, coupling: float) -> float:
 
 
 def main() -> int:
-    """Contract the network for some temperatures; 1 where one is not what Kaufman says."""
+    """Contract the network for some temperatures; 1 if a result differs from Kaufman's."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="auto", help="cuda:0, host, or auto (default): the GPU if there is one")
     parser.add_argument("--size", type=int, default=5, help="sites along a side, 3 or more (default: 5)")
@@ -77,11 +77,11 @@ def main() -> int:
 
     worst = 0.0
     for coupling in COUPLINGS:
-        found = math.log(network(*[dev.array(site(coupling))] * count).item())
-        wanted = exact(options.size, coupling)
-        off = abs(found - wanted) / abs(wanted)
+        log_z = math.log(network(*[dev.array(site(coupling))] * count).item())
+        expected = exact(options.size, coupling)
+        off = abs(log_z - expected) / abs(expected)
         worst = max(worst, off)
-        print(f"  K = {coupling:.4f}: log Z / N = {found / count:.12f}, Kaufman's {wanted / count:.12f}")
+        print(f"  K = {coupling:.4f}: log Z / N = {log_z / count:.12f}, Kaufman's {expected / count:.12f}")
     print(f"relative error at most {worst:.1e}")
     return 0 if worst < BOUND else 1
 

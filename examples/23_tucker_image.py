@@ -2,10 +2,10 @@
 
     X[h, w, c] ≈ Σ core[a, b, d] · U[h, a] · V[w, b] · C[c, d]
 
-The columns of U, V and C are eigenvectors of the Gram matrices of X's three unfoldings, and the core is X along them:
-all of these are contractions of `dispatch.einsum`. What the form leaves of X is at most what its parts leave out, by
-De Lathauwer, De Moor and Vandewalle, and at least the largest of these: both are checked here. Unless --picture names
-one, it is the portrait of Grace Hopper that matplotlib's wheel has.
+The columns of U, V and C are eigenvectors of the Gram matrices of X's three unfoldings, and the core is X projected on
+them: all of these are contractions with `dispatch.einsum`. The error of the form is at most the sum of those of its
+parts, by De Lathauwer, De Moor and Vandewalle, and at least the largest of these: both are checked here. Unless
+--picture names a file, the picture is the portrait of Grace Hopper in matplotlib's wheel.
 
     python examples/23_tucker_image.py --device cuda:0 --picture your.jpg
 """
@@ -39,11 +39,11 @@ def read(path: Path | None) -> np.ndarray:
 
 def axes_of(x: dp.Tensor) -> list[tuple[np.ndarray, dp.Tensor]]:
     """For each axis the eigenvalues of its Gram matrix, the largest first, and the eigenvectors as columns."""
-    found = []
+    axes = []
     for spec in ("hwc,gwc->hg", "hwc,hvc->wv", "hwc,hwd->cd"):
         values, vectors = dp.linalg.eigh(dp.einsum(spec, x, x))[:2]
-        found.append((values.numpy()[::-1], x.device.array(np.ascontiguousarray(vectors.numpy()[:, ::-1]))))
-    return found
+        axes.append((values.numpy()[::-1], x.device.array(np.ascontiguousarray(vectors.numpy()[:, ::-1]))))
+    return axes
 
 
 def draw(path: Path, pictures: dict[str, np.ndarray], sizes: list[float], errors: list[float]) -> bool:
@@ -66,7 +66,7 @@ def draw(path: Path, pictures: dict[str, np.ndarray], sizes: list[float], errors
 
 
 def main() -> int:
-    """Compress a picture at some ranks; 1 where one is further off than its parts allow."""
+    """Compress a picture at some ranks; 1 if an error is larger than its parts allow."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="auto", help="cuda:0, host, or auto (default): the GPU if there is one")
     parser.add_argument("--picture", type=Path, help="a picture (default: one that matplotlib's wheel has)")

@@ -1,8 +1,8 @@
 """Prune a network of handwritten digits to half of its weights, in the 2:4 pattern that sparse tensor cores skip.
 
-A 64 → 256 → 128 → 10 MLP learns the UCI digits in NumPy. Of each four weights of its two large layers the two
-smallest go (`structured.prune`), what is left learns a little more with the pattern as it is, and the layers are
-compressed: 9/16 of the memory in f16. Then `structured.linear` carries them out, with bias and ReLU in the product. It
+A 64 → 256 → 128 → 10 MLP learns the UCI digits in NumPy. `structured.prune` removes the two smallest of every four
+weights of its two large layers. The remaining weights are trained further with a fixed pattern, and the layers are
+compressed: 9/16 of the memory in f16. `structured.linear` then computes them, with bias and ReLU fused. The example
 prints the accuracy on held-out scans before and after, the error against the same products in f64, and the time of a
 large layer, dense and 2:4; on the host NumPy unpacks the compressed one for every product.
 
@@ -43,7 +43,7 @@ class Data(NamedTuple):
 
 
 class Layer:
-    """Weights (outputs, inputs) and a bias, in f32, and which of the weights stay."""
+    """Weights (outputs, inputs) and a bias, in f32, and a mask of the weights that remain."""
 
     def __init__(self, inputs: int, outputs: int, rng: np.random.Generator) -> None:
         self.w = (rng.standard_normal((outputs, inputs)) * np.sqrt(2 / inputs)).astype(np.float32)
@@ -91,12 +91,12 @@ def train(layers: list[Layer], data: Data, epochs: int, rng: np.random.Generator
 
 
 def padded(x: np.ndarray) -> np.ndarray:
-    """Lines of zeros behind, up to a multiple of 8, as products over compressed matrices have them."""
+    """Padded with zero rows to a multiple of 8, which products with compressed matrices require."""
     return np.pad(x, ((0, -len(x) % 8), (0, 0)))
 
 
 def forward(dev: dp.Device, layers: list[Layer], x: np.ndarray, *, compressed: bool) -> np.ndarray:
-    """What the network says of scans, in f16: its large layers dense, or compressed."""
+    """The network's result for scans, in f16: its large layers dense, or compressed."""
     y = dev.array(padded(x), "f16")
     for layer in layers:
         w, bias = dev.array(layer.w, "f16"), dev.array(layer.bias, "f16")
@@ -110,12 +110,12 @@ def forward(dev: dp.Device, layers: list[Layer], x: np.ndarray, *, compressed: b
 
 
 def accuracy(found: np.ndarray, data: Data) -> float:
-    """The share of held-out scans that are read as what they are."""
+    """The share of held-out scans that are classified correctly."""
     return float(np.mean(found.argmax(axis=1) == data.y_test))
 
 
 def exactly(layers: list[Layer], x: np.ndarray) -> np.ndarray:
-    """The network in f64, with its weights as f16 holds them."""
+    """The network in f64, with its weights as rounded to f16."""
     y = x.astype(np.float64)
     for layer in layers:
         y = y @ layer.w.astype(np.float16).T.astype(np.float64) + layer.bias
@@ -124,7 +124,7 @@ def exactly(layers: list[Layer], x: np.ndarray) -> np.ndarray:
 
 
 def seconds_of(dev: dp.Device, run: dp.BoundCall[dp.Tensor], calls: int) -> float:
-    """The time of one call, of many that are waited for together; the first ones, which are recorded, do not count."""
+    """The time of one call, averaged over many; the first ones, which are captured, do not count."""
     for _ in range(3):
         run()
     dev.synchronize()
@@ -136,7 +136,7 @@ def seconds_of(dev: dp.Device, run: dp.BoundCall[dp.Tensor], calls: int) -> floa
 
 
 def compare(dev: dp.Device) -> None:
-    """A large layer, dense and compressed, each by a prepared call."""
+    """Compare a large layer, dense and compressed, each by a prepared call."""
     outputs, inputs, lines = LARGE[dev.is_host]
     rng = np.random.default_rng(1)
     w = dp.structured.prune(dev.array(rng.standard_normal((outputs, inputs)), "f16"))
@@ -150,7 +150,7 @@ def compare(dev: dp.Device) -> None:
 
 
 def main() -> int:
-    """Train, prune, train on, compress and compare; the exit status says whether the network has kept its accuracy."""
+    """Train, prune, retrain, compress and compare; the exit status shows whether the network kept its accuracy."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="auto", help="cuda:0, host, or auto (default): the GPU if there is one")
     parser.add_argument("--seed", type=int, default=0, help="of the split, the start and the batches (default: 0)")
@@ -168,10 +168,10 @@ def main() -> int:
         layer.speed[:] = 0
     at_once = accuracy(forward(dev, layers, data.x_test, compressed=True), data)
     train(layers, data, MORE_EPOCHS, rng)
-    found = forward(dev, layers, data.x_test, compressed=True)
-    after = accuracy(found, data)
+    logits = forward(dev, layers, data.x_test, compressed=True)
+    after = accuracy(logits, data)
     exact = exactly(layers, data.x_test)
-    error = float(np.abs(found - exact).max() / np.abs(exact).max())
+    error = float(np.abs(logits - exact).max() / np.abs(exact).max())
     left = sum(np.count_nonzero(layer.w) for layer in layers) / sum(layer.w.size for layer in layers)
     print(f"accuracy on {len(data.x_test)} held-out scans: {before:.2%} dense, {at_once:.2%} pruned at once,")
     print(f"  {after:.2%} once trained on, with {left:.1%} of the weights; error {error:.1e} against f64")

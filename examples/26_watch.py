@@ -1,7 +1,8 @@
 """A GPU at work, as the driver sees it: how busy, full, hot and fast it is before, during and after some products.
 
-A thread asks NVML twenty times a second, as `python -m dispatch top` does once a second: that makes no context and
-takes no time of the GPU. Without a driver there is nobody to ask; the example says so, and only checks the product.
+A thread queries NVML twenty times a second, as `python -m dispatch top` does once a second: that makes no context and
+takes no time of the GPU. Without a driver nothing can be queried; the example reports that, and only checks the
+product.
 
     python examples/26_watch.py --device cuda:0 --seconds 3
     python -m dispatch top                                     in another terminal, meanwhile
@@ -24,31 +25,31 @@ from dispatch.libraries.nvml.readings import Gpus
 if TYPE_CHECKING:
     from dispatch.libraries.nvml.readings import Gpu
 
-LOOKS = 0.05  # seconds between two of them
-BOUND = 1e-5  # relative to the largest: single precision, sums of thousands
+LOOKS = 0.05  # seconds between two queries
+BOUND = 1e-5  # relative to the largest element: single precision, sums of thousands of terms
 
 
 class Watcher(threading.Thread):
-    """Looks at the GPUs until it is stopped."""
+    """Queries the GPUs until it is stopped."""
 
     def __init__(self, gpus: Gpus) -> None:
         super().__init__(name="watcher")
         self.gpus, self.seen, self.ended = gpus, list[tuple["Gpu", ...]](), threading.Event()
 
     def run(self) -> None:
-        """Note what each look has shown."""
+        """Store the result of each query."""
         while not self.ended.wait(LOOKS):
             self.seen.append(self.gpus.read().gpus)
 
     def stop(self) -> list[tuple[Gpu, ...]]:
-        """All that was seen."""
+        """Stop, and return all results."""
         self.ended.set()
         self.join()
         return self.seen
 
 
 def work(dev: dp.Device, n: int, seconds: float) -> float:
-    """Products for so long; returns how far the last is off, relative to the largest element."""
+    """Compute products for this time; returns the error of the last, relative to the largest element."""
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal((n, n)).astype(np.float32) for _ in range(2))
     x, y = dev.array(a), dev.array(b)
@@ -57,20 +58,20 @@ def work(dev: dp.Device, n: int, seconds: float) -> float:
         for _ in range(8):
             dp.matmul(x, y, out=out)
         dev.synchronize()
-    rows = slice(0, n, max(1, n // 64))  # of which a few rows tell as much as all
+    rows = slice(0, n, max(1, n // 64))  # a few rows are enough for the check
     expected = a[rows].astype(np.float64) @ b
     return float(np.abs(out.numpy()[rows] - expected).max() / np.abs(expected).max())
 
 
 def show(when: str, gpu: Gpu) -> None:
-    """One line of a GPU."""
+    """Print one line about a GPU."""
     used = "-" if gpu.memory_used is None else f"{gpu.memory_used / 2**20:,.0f} MiB"
     power = "-" if gpu.power is None else f"{gpu.power:.0f} W"
     print(f"{when:>7}  {gpu.utilization}% busy  {used}  {power}  {gpu.temperature} C  {gpu.sm_clock} MHz")
 
 
 def main() -> int:
-    """Watch while it works; 1 where the product is wrong."""
+    """Watch while it works; 1 if the product is wrong."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="auto", help="cuda:0, host, or auto (default): the GPU if there is one")
     parser.add_argument("--seconds", type=float, default=2.0, help="how long to work on a GPU (default: 2)")

@@ -1,12 +1,12 @@
 """JPEG files decoded straight into tensors by nvJPEG, shrunk by a kernel of one's own, and put onto a contact sheet.
 
-On a GPU the compressed bytes go there, and pictures stay there until they are small: `cudabind.sys.nvjpeg` writes each
-into the memory of a tensor, on the stream on which the kernel then reads it. On the host, or without nvJPEG (which the
-extra images-cu13 or images-cu12 brings), Pillow decodes, and the same op runs in NumPy.
+On a GPU the compressed bytes are copied to it, and pictures stay there until they are small: `cudabind.sys.nvjpeg`
+writes each to the memory of a tensor, on the stream on which the kernel then reads it. On the host, or without nvJPEG
+(install the extra images-cu13 or images-cu12), Pillow decodes, and the same op runs in NumPy.
 
-Unless --photos names a folder, they are the portrait of Grace Hopper that matplotlib's wheel has, in six kinds of JPEG
-(quality, subsampling of colours, progressive, grey), and what scikit-learn and scikit-image bring where installed. Each
-small picture is held against the averages of Pillow's pixels in double precision.
+Unless --photos names a folder, the photos are the portrait of Grace Hopper in matplotlib's wheel, in six kinds of JPEG
+(quality, subsampling of colours, progressive, grey), and those of scikit-learn and scikit-image if installed. Each
+small picture is compared with the averages of Pillow's pixels in double precision.
 
     python examples/27_decode_photos.py --device cuda:0 --photos ~/Pictures
 """
@@ -42,13 +42,13 @@ KINDS = (  # of JPEG, as Pillow's options
     {"quality": 90, "progressive": True}, {"quality": 20, "optimize": True}, {"quality": 90, "grey": True},
 )  # fmt: skip
 CELL, GAP, COLUMNS = 160, 8, 4  # pixels, pixels, pictures in a row
-BOUND = 3.0  # of 255, mean of a picture: decoders may round, and spread colours between pixels, in their own ways
+BOUND = 3.0  # of 255, mean of a picture: decoders round, and interpolate colours, in different ways
 
 
 # -- an op that shrinks: the request, its reference, its kernel, its rows ----------------------------------------------
 @dataclass(frozen=True, eq=False)
 class ShrinkRequest(dp.OperandRequest["dp.Tensor"]):
-    """A picture in fewer pixels: each is the mean of those that it stands for, by the area that it has of each.
+    """A picture with fewer pixels: each is the mean of the pixels that it covers, weighted by area.
 
     Attributes:
         photo: height by width by three colours, u8.
@@ -64,33 +64,33 @@ class ShrinkRequest(dp.OperandRequest["dp.Tensor"]):
     out: dp.Tensor | None = None
 
     def outputs(self) -> dict[str, Output]:
-        """One picture of the size that is asked for."""
+        """One picture of the requested size."""
         return {"out": dense((self.height, self.width, 3), self.photo.dtype)}
 
     def check_fields(self) -> None:
-        """Refuse what is no picture, and sizes that are larger than it."""
+        """Refuse anything that is not a picture, and sizes larger than the picture's."""
         if len(self.photo.shape) != 3 or self.photo.shape[2] != 3:
             raise BadRequest("photo", str(self.photo.shape), "height by width by three colours")
-        for name, given, most in zip(("height", "width"), (self.height, self.width), self.photo.shape, strict=False):
-            if not 0 < given <= most:
-                raise BadRequest(name, str(given), f"from 1 to the photo's {most}")
+        for name, extent, most in zip(("height", "width"), (self.height, self.width), self.photo.shape, strict=False):
+            if not 0 < extent <= most:
+                raise BadRequest(name, str(extent), f"from 1 to the photo's {most}")
 
 
 def areas(many: int, few: int) -> np.ndarray:
-    """How much of each of many pixels belongs to each of few: a matrix whose rows add up to 1."""
+    """The shares of each of many pixels in each of few: a matrix whose rows add up to 1."""
     scale = many / few
     begin = np.arange(few)[:, None] * scale
     pixels = np.arange(many)
-    found: np.ndarray = np.clip(np.minimum(pixels + 1, begin + scale) - np.maximum(pixels, begin), 0, None) / scale
-    return found
+    weights: np.ndarray = np.clip(np.minimum(pixels + 1, begin + scale) - np.maximum(pixels, begin), 0, None) / scale
+    return weights
 
 
 def averages(photo: np.ndarray, height: int, width: int) -> np.ndarray:
     """The smaller picture in double precision."""
     down, across = areas(photo.shape[0], height), areas(photo.shape[1], width)
     rows = np.tensordot(down, photo.astype(np.float64), 1)
-    found: np.ndarray = np.einsum("wx,hxc->hwc", across, rows)
-    return found
+    averaged: np.ndarray = np.einsum("wx,hxc->hwc", across, rows)
+    return averaged
 
 
 def evaluate(request: ShrinkRequest, _work: np.dtype[Any]) -> dict[str, np.ndarray]:
@@ -123,7 +123,7 @@ def launch(request: ShrinkRequest) -> dp.Launch:
 
 
 def contiguous(request: ShrinkRequest) -> str:
-    """Rule: the kernel knows no strides."""
+    """Rule: the kernel does not support strides."""
     wrong = [name for name in ("photo", "out") if not request.layout_of(name).is_contiguous]
     return f"needs {' and '.join(wrong)} in C order: make a copy" if wrong else ""
 
@@ -136,9 +136,9 @@ dp.register(
 shrink = dp.request_function(ShrinkRequest, "shrink")
 
 
-# -- decoders: bytes of a JPEG file become a tensor of height by width by red, green and blue --------------------------
+# -- decoders: bytes of a JPEG file to a tensor of height by width by red, green and blue ------------------------------
 class ByPillow:
-    """On the CPU, and copied to where it is wanted."""
+    """Decodes on the CPU, and copies the picture to the device."""
 
     name = "Pillow"
 
@@ -151,7 +151,7 @@ class ByPillow:
 
 
 class ByNvjpeg:
-    """On the GPU, by `cudabind.sys.nvjpeg`, in the order of one stream."""
+    """Decodes on the GPU, by `cudabind.sys.nvjpeg`, in the order of one stream."""
 
     name = "nvJPEG"
 
@@ -162,7 +162,7 @@ class ByNvjpeg:
         nvjpeg.nvjpegJpegStateCreate(self.handle, self.state)
 
     def decode(self, data: bytes) -> dp.Tensor:
-        """The picture on the device, once the stream is there."""
+        """The picture on the device, valid in stream order."""
         count, subsampling = ctypes.c_int32(), ctypes.c_int32()
         widths, heights = ((ctypes.c_int32 * nvjpeg.NVJPEG_MAX_COMPONENT)() for _ in range(2))
         nvjpeg.nvjpegGetImageInfo(
@@ -176,13 +176,13 @@ class ByNvjpeg:
         return photo
 
     def close(self) -> None:
-        """The state before the handle that it belongs to."""
+        """Destroy the state before the handle that it belongs to."""
         nvjpeg.nvjpegJpegStateDestroy(self.state)
         nvjpeg.nvjpegDestroy(self.handle)
 
 
 def pixels(data: bytes) -> np.ndarray:
-    """By Pillow."""
+    """Decode with Pillow."""
     from PIL import Image
 
     with Image.open(io.BytesIO(data)) as picture:
@@ -210,29 +210,29 @@ def photos(folder: Path | None) -> dict[str, bytes]:
 
 
 def fitting(height: int, width: int) -> tuple[int, int]:
-    """The size in which a picture of this size fits into a cell."""
+    """The size of a picture of this size that fits into a cell."""
     scale = min(1.0, CELL / max(height, width))
     return max(1, round(height * scale)), max(1, round(width * scale))
 
 
 def sheet(small: list[np.ndarray], path: Path) -> None:
-    """Save pictures in rows, each in the middle of its cell."""
+    """Save pictures in rows, each centred in its cell."""
     from PIL import Image
 
     rows, step = -(-len(small) // COLUMNS), CELL + GAP
-    whole = np.full((rows * step + GAP, COLUMNS * step + GAP, 3), 32, np.uint8)
+    canvas = np.full((rows * step + GAP, COLUMNS * step + GAP, 3), 32, np.uint8)
     for number, picture in enumerate(small):
         row, column = divmod(number, COLUMNS)
         top, left = (
             GAP + at * step + (CELL - size) // 2 for at, size in zip((row, column), picture.shape, strict=False)
         )
-        whole[top : top + picture.shape[0], left : left + picture.shape[1]] = picture
+        canvas[top : top + picture.shape[0], left : left + picture.shape[1]] = picture
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(whole).save(path)
+    Image.fromarray(canvas).save(path)
 
 
 def shrunk(dev: dp.Device, files: dict[str, bytes]) -> tuple[str, list[np.ndarray]]:
-    """All pictures decoded and shrunk on a device, and by what."""
+    """All pictures decoded and shrunk on a device, and the name of the decoder."""
     if dev.is_host:
         return ByPillow.name, [small(ByPillow(dev), data).numpy() for data in files.values()]
     with dev.stream() as stream:
@@ -242,7 +242,7 @@ def shrunk(dev: dp.Device, files: dict[str, bytes]) -> tuple[str, list[np.ndarra
             print(f"Pillow decodes: {error}")
             return ByPillow.name, [small(ByPillow(dev), data).numpy() for data in files.values()]
         try:
-            results = [small(decoder, data) for data in files.values()]  # which only enqueues
+            results = [small(decoder, data) for data in files.values()]  # only enqueues
             return decoder.name, [each.numpy() for each in results]
         finally:
             decoder.close()
@@ -257,7 +257,7 @@ def small(decoder: ByPillow | ByNvjpeg, data: bytes) -> dp.Tensor:
 
 
 def main() -> int:
-    """Make the sheet; 1 where a picture is not what Pillow makes of it."""
+    """Make the sheet; 1 if a picture differs from Pillow's."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="auto", help="cuda:0, host, or auto (default): the GPU if there is one")
     parser.add_argument("--photos", type=Path, help="a folder with JPEG files (default: what wheels bring)")

@@ -2,10 +2,10 @@
 
     -Δu + w · u = f, on the unit cube, with u = 0 on its faces
 
-with seven points a difference. The weight w jumps between two halves of the cube by 10⁴, so that the reciprocals of the
-diagonal, Jacobi's preconditioner, make a difference. f is drawn so that u is known: sin(πx) · sin(πy) · sin(πz) and a
-wave of its own. On a GPU the device itself tests the residual and ends the loop; the host waits once, for the status.
-The curve of convergence comes of solves to ever smaller residuals, each from where the one before has ended.
+with a seven-point stencil. The weight w jumps between two halves of the cube by 10⁴, so that the reciprocals of the
+diagonal, Jacobi's preconditioner, make a difference. f is chosen so that u is known: sin(πx) · sin(πy) · sin(πz) plus
+another wave. On a GPU the device itself tests the residual and ends the loop; the host waits once, for the status.
+The convergence curve is from solves to ever smaller residuals, each starting where the one before ended.
 
     python examples/28_solve_poisson.py --device cuda:0 --out poisson.png
 """
@@ -28,7 +28,7 @@ BOUND = 1e-7  # of the error of u, by its norm
 
 
 def problem(n: int) -> tuple[Any, np.ndarray, np.ndarray]:
-    """The matrix of n points a side, the right-hand side, and the u that solves it."""
+    """The matrix of n points a side, the right-hand side, and the solution u."""
     h = 1 / (n + 1)
     line = sp.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(n, n)) / h**2
     one = sp.eye_array(n)
@@ -42,8 +42,8 @@ def problem(n: int) -> tuple[Any, np.ndarray, np.ndarray]:
 
 
 def curve(a: Any, b: Any, how: str | None) -> list[tuple[int, float]]:
-    """Iterations up to each bound of the residual, and what it was then; one number at a time is waited for."""
-    found, x, total = [], None, 0
+    """The iterations up to each bound of the residual, and the residual; the host waits for one number at a time."""
+    points, x, total = [], None, 0
     size = float(np.linalg.norm(b.numpy()))
     for bound in BOUNDS:
         kind = "none" if how is None else how
@@ -51,8 +51,8 @@ def curve(a: Any, b: Any, how: str | None) -> list[tuple[int, float]]:
         if info.item():
             break
         total += iterations.item()
-        found.append((total, residual.item() / size))
-    return found
+        points.append((total, residual.item() / size))
+    return points
 
 
 def plot(curves: dict[str, list[tuple[int, float]]], path: str) -> None:
@@ -68,22 +68,22 @@ def plot(curves: dict[str, list[tuple[int, float]]], path: str) -> None:
 
 
 def main() -> int:
-    """Solve it both ways; the exit status says whether u is right."""
+    """Solve it with and without the preconditioner; the exit status shows whether u is right."""
     parser = argparse.ArgumentParser(description="Poisson's equation in one launch.")
     parser.add_argument("--device", default="auto", help="cuda:0, host, or auto (default): the GPU if there is one")
     parser.add_argument("--points", type=int, help="a side of the cube: 46, which makes 97,336 unknowns; 24 on host")
     parser.add_argument("--out", help="where a picture of the convergence goes; it needs matplotlib")
-    given = parser.parse_args()
-    dev = dp.device() if given.device == "auto" else dp.device(given.device)
-    n = given.points or (24 if dev.is_host else 46)
+    options = parser.parse_args()
+    dev = dp.device() if options.device == "auto" else dp.device(options.device)
+    n = options.points or (24 if dev.is_host else 46)
     matrix, right, u = problem(n)
-    # The promise that its pattern stays has the library look at it once.
+    # With the promise that its pattern does not change, the library analyses it once.
     a = dp.sparse.sparse_tensor(matrix, device=dev, validate=True).fixed()
     b = dev.array(right)
     curves = {name: curve(a, b, how) for name, how in (("without", None), ("jacobi", "jacobi"))}
     started = time.perf_counter()
     x, info = dp.sparse.cg(a, b, rtol=1e-10, M="jacobi")
-    status = info.item()  # the one time that the host waits
+    status = info.item()  # the only time that the host waits
     took = time.perf_counter() - started
     off = float(np.linalg.norm(x.numpy() - u) / np.linalg.norm(u))
     print(
@@ -92,9 +92,9 @@ def main() -> int:
     )
     for name, points in curves.items():
         print(f"{name:>8}: {points[-1][0]} iterations to a residual of {points[-1][1]:.1e}")
-    if given.out:
-        plot(curves, given.out)
-        print(f"the convergence is drawn in {given.out}")
+    if options.out:
+        plot(curves, options.out)
+        print(f"the convergence is drawn in {options.out}")
     fewer = curves["jacobi"][-1][0] < curves["without"][-1][0]
     return 0 if status == 0 and off < BOUND and fewer else 1
 

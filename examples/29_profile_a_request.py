@@ -1,9 +1,9 @@
 """Every kernel of a request with its time: `dispatch.trace.profile` around it, as tables and as a trace for Chrome.
 
-The requests are a layer with bias and GELU and the attention behind it, called a hundred times before, so that what is
-seen is what a program in use has. The table lists kernels, copies and fills in their order; the trace is to be opened
-in https://ui.perfetto.dev or chrome://tracing. Without a GPU there is nothing that CUPTI could record: the example says
-so, and only checks the results.
+The requests are a layer with bias and GELU and the attention after it. They are called a hundred times before, so the
+profile is that of a running program. The table lists kernels, copies and fills in their order; open the trace
+in https://ui.perfetto.dev or chrome://tracing. Without a GPU CUPTI records nothing: the example reports
+that, and only checks the results.
 
     python examples/29_profile_a_request.py --device cuda:0 --out trace.json
 """
@@ -22,7 +22,7 @@ import dispatch as dp
 HERE = Path(__file__).resolve().parent
 ROWS, WIDTH, HEADS = 1024, 512, 8
 WARM = 100
-BOUND = 2**-6  # relative to the largest: bf16 with 8 bits, twice rounded
+BOUND = 2**-6  # relative to the largest: bf16 with 8 bits, rounded twice
 
 
 class Layer:
@@ -35,26 +35,26 @@ class Layer:
         self.operands = [dev.array(each, "bf16") for each in (self.x, self.w, self.bias)]
 
     def run(self) -> dp.Tensor:
-        """gelu(x · w + bias), by one request, and its attention to itself, by another."""
+        """gelu(x · w + bias), by one request, and its self-attention, by another."""
         x, w, bias = self.operands
         hidden = dp.matmul(x, w, bias=bias, epilogue=dp.Epilogue.GELU_BIAS)
         heads = hidden.reshape(1, x.shape[0], HEADS, WIDTH // HEADS).transpose(0, 2, 1, 3)
         return dp.sdpa_fwd(heads, heads, heads)
 
     def expected(self) -> np.ndarray:
-        """The same in double precision, of the rounded operands."""
+        """The same in double precision, from the rounded operands."""
         x, w, bias = (each.numpy().astype(np.float64) for each in self.operands)
         hidden = x @ w + bias
         hidden = 0.5 * hidden * (1 + np.tanh((2 / np.pi) ** 0.5 * (hidden + 0.044715 * hidden**3)))
         heads = hidden.reshape(-1, HEADS, WIDTH // HEADS).transpose(1, 0, 2)
         scores = heads @ heads.transpose(0, 2, 1) / (WIDTH // HEADS) ** 0.5
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        found: np.ndarray = (weights / weights.sum(axis=-1, keepdims=True)) @ heads
-        return found[None]
+        mixed: np.ndarray = (weights / weights.sum(axis=-1, keepdims=True)) @ heads
+        return mixed[None]
 
 
 def main() -> int:
-    """Profile the two requests; 1 where the results are wrong, or a GPU has no kernels to show."""
+    """Profile the two requests; 1 if the results are wrong, or a GPU reports no kernels."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="auto", help="cuda:0, host, or auto (default): the GPU if there is one")
     parser.add_argument("--out", type=Path, default=HERE / "out" / "trace.json", help="where the trace goes")
@@ -71,13 +71,13 @@ def main() -> int:
         print(f"on the host there are no kernels to record; NumPy took {took:,.0f} us")
         kernels = 1
     else:
-        with dp.trace.profile() as found:
+        with dp.trace.profile() as profile:
             result = layer.run()
-        print(found.table(), found, sep="\n\n")
+        print(profile.table(), profile, sep="\n\n")
         options.out.parent.mkdir(parents=True, exist_ok=True)
-        found.write_chrome_trace(options.out)
+        profile.write_chrome_trace(options.out)
         print(f"trace: {options.out}")
-        kernels = len(found.kernels)
+        kernels = len(profile.kernels)
     expected = layer.expected()
     error = float(np.abs(result.numpy().astype(np.float64) - expected).max() / np.abs(expected).max())
     print(f"largest error {error:.1e} of the largest element")

@@ -1,8 +1,8 @@
 """Train a network on handwritten digits with its batches split over ranks, and see that it learns the same as on one.
 
-Every rank has the whole network and a share of each batch. Gradients lie in buckets, each of which is averaged as soon
-as it is complete, beside the rest of the backward pass; they are the same on every rank then, as are the weights. On
-two GPUs NCCL does it, on the host threads or MPI:
+Every rank has the whole network and a share of each batch. Gradients are in buckets; each bucket is averaged as soon
+as it is complete, concurrently with the rest of the backward pass. Then gradients and weights are the same on every
+rank. On two GPUs this uses NCCL, on the host threads or MPI:
 
     python examples/31_data_parallel_digits.py --device cuda --ranks 2
     torchrun --nproc-per-node 2 examples/31_data_parallel_digits.py --start torchrun
@@ -32,7 +32,7 @@ SIZES = (64, 128, 10)
 BATCH = 96  # of all ranks together
 RATE = 0.3
 GOAL = 0.95  # of the held-out scans
-SAME = 1e-3  # how far weights may be from those of one rank: sums are rounded in another order
+SAME = 1e-3  # the limit for differences from the weights of one rank: sums are rounded in another order
 
 
 class Data(NamedTuple):
@@ -53,14 +53,15 @@ def load() -> Data:
 
 
 class Network:
-    """Two layers, whose gradients lie in buckets."""
+    """Two layers, whose gradients are in buckets."""
 
     def __init__(self, world: Any) -> None:
         rng = np.random.default_rng(2)
         self.device = device = world.device
         shapes = list(itertools.pairwise(SIZES))
         self.weights = [device.array(rng.standard_normal(s) * np.sqrt(2 / s[0]), "f32") for s in shapes]
-        # Of so small a network one bucket would do; with a layer in each the last one's goes round at once.
+        # For such a small network one bucket would be enough; with one bucket per layer the last layer's is reduced at
+        # once.
         self.buckets = parallel.GradientBuckets(shapes, comm=world.communicator, bucket_bytes=16 << 10)
 
     def forward(self, x: dp.Tensor) -> tuple[dp.Tensor, dp.Tensor]:
@@ -104,13 +105,13 @@ def train(world: Any, epochs: int) -> tuple[float, np.ndarray]:
 
 
 def gpus(most: int) -> list[str]:
-    """The names of the GPUs that there are, so many at most."""
-    found: list[str] = []
+    """The names of the GPUs of this machine, at most `most`."""
+    names: list[str] = []
     with contextlib.suppress(dp.errors.DeviceUnavailable):
-        while len(found) < most:
-            dp.device(f"cuda:{len(found)}")
-            found.append(f"cuda:{len(found)}")
-    return found
+        while len(names) < most:
+            dp.device(f"cuda:{len(names)}")
+            names.append(f"cuda:{len(names)}")
+    return names
 
 
 def on_ranks(work: Callable[[Any], Any], options: argparse.Namespace) -> list[Any]:
@@ -129,21 +130,21 @@ def on_ranks(work: Callable[[Any], Any], options: argparse.Namespace) -> list[An
 
 
 def main() -> int:
-    """Train on all ranks and on one; 1 where the two differ, or have not learned."""
+    """Train on all ranks and on one; 1 if the two differ, or have not learned."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="auto", help="cuda, host, or auto (default): the GPUs if there are two")
     parser.add_argument("--ranks", type=int, default=2, choices=(1, 2, 3, 4), help="of a local start (default: 2)")
     parser.add_argument("--start", choices=("local", "torchrun", "mpi"), default="local", help="who starts the ranks")
     parser.add_argument("--epochs", type=int, default=12, help="times through the scans (default: 12)")
     options = parser.parse_args()
-    found = on_ranks(lambda world: (*train(world, options.epochs), world.rank, world.size), options)
+    results = on_ranks(lambda world: (*train(world, options.epochs), world.rank, world.size), options)
     with dp.World.local(["host"]) as one:
         ((alone, weights),) = one.run(train, options.epochs)
-    error = max(float(np.abs(each[1] - weights).max()) for each in found)
-    for accuracy, _, rank, size in found:
+    error = max(float(np.abs(each[1] - weights).max()) for each in results)
+    for accuracy, _, rank, size in results:
         print(f"rank {rank} of {size}: {accuracy:.1%} of the held-out digits, one rank alone {alone:.1%}")
     print(f"largest error of a weight against one rank's: {error:.1e}")
-    return 0 if error < SAME and min(each[0] for each in found) >= GOAL else 1
+    return 0 if error < SAME and min(each[0] for each in results) >= GOAL else 1
 
 
 if __name__ == "__main__":

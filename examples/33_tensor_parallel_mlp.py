@@ -1,9 +1,9 @@
 """A layer of a transformer's MLP whose weights are shared by the ranks: columns of the first, rows of the second.
 
-Each rank has a part of the hidden layer. In the first form all ranks have all rows, and the second product's sums go
-round (Megatron's tensor parallelism); in the second the ranks share the rows as well, which come together before the
-first product and are shared out behind the second (sequence parallelism). Both run in chunks, so that on GPUs one is
-sent while the next is computed. The result is that of one device. Who starts the ranks:
+Each rank has a part of the hidden layer. In the first form all ranks have all rows, and the second product's sums are
+reduced (Megatron's tensor parallelism). In the second the rows are distributed, too: they are gathered before the
+first product and scattered after the second (sequence parallelism). Both run in chunks, so that on GPUs one chunk is
+sent while the next is computed. The result is that of one device. Ways to start the ranks:
 
     python examples/33_tensor_parallel_mlp.py --device cuda
     torchrun --nproc-per-node 2 examples/33_tensor_parallel_mlp.py --start torchrun
@@ -60,8 +60,8 @@ def layer(world: Any) -> tuple[int, int, float, float, float]:
         return parallel.matmul_reduce_scatter(inner, v, comm=comm, chunks=2)
 
     right = exact()
-    errors = [float(np.abs(found.numpy() - wanted).max() / np.abs(right).max())
-              for found, wanted in ((by_weights(), right), (by_rows_too(), right[rows]))]  # fmt: skip
+    errors = [float(np.abs(result.numpy() - expected).max() / np.abs(right).max())
+              for result, expected in ((by_weights(), right), (by_rows_too(), right[rows]))]  # fmt: skip
     device.synchronize()
     begun = time.perf_counter()
     for _ in range(10):
@@ -71,13 +71,13 @@ def layer(world: Any) -> tuple[int, int, float, float, float]:
 
 
 def gpus(most: int) -> list[str]:
-    """The names of the GPUs that there are, so many at most."""
-    found: list[str] = []
+    """The names of the GPUs of this machine, at most `most`."""
+    names: list[str] = []
     with contextlib.suppress(dp.errors.DeviceUnavailable):
-        while len(found) < most:
-            dp.device(f"cuda:{len(found)}")
-            found.append(f"cuda:{len(found)}")
-    return found
+        while len(names) < most:
+            dp.device(f"cuda:{len(names)}")
+            names.append(f"cuda:{len(names)}")
+    return names
 
 
 def on_ranks(work: Callable[[Any], Any], options: argparse.Namespace) -> list[Any]:
@@ -96,18 +96,18 @@ def on_ranks(work: Callable[[Any], Any], options: argparse.Namespace) -> list[An
 
 
 def main() -> int:
-    """Run the layer on all ranks; 1 where a result is not that of one device."""
+    """Run the layer on all ranks; 1 if a result is not that of one device."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="auto", help="cuda, host, or auto (default): the GPUs if there are enough")
     parser.add_argument("--ranks", type=int, default=2, choices=(1, 2, 3, 4), help="of a local start (default: 2)")
     parser.add_argument("--start", choices=("local", "torchrun", "mpi"), default="local", help="who starts the ranks")
     options = parser.parse_args()
-    found = on_ranks(layer, options)
-    for rank, size, sums, shared, seconds in found:
+    results = on_ranks(layer, options)
+    for rank, size, sums, shared, seconds in results:
         print(
             f"rank {rank} of {size}: relative error {sums:.1e}, with shared rows {shared:.1e}; {seconds * 1e3:.2f} ms"
         )
-    return 0 if max(max(each[2:4]) for each in found) < BOUND else 1
+    return 0 if max(max(each[2:4]) for each in results) < BOUND else 1
 
 
 if __name__ == "__main__":

@@ -1,16 +1,17 @@
 """A service of products as actors of Ray: placed by Ray, restarted by Ray, weights that stay on its devices.
 
-Two supervisors keep a layer's weights. Batches go to whichever has less to do, at most `--pending` at a time, and their
-results come back by reference. In the middle one actor's process is killed: what it had in flight is an ActorLost, Ray
-starts another one, the weights are sent there again, and each batch is right in the end. With `--world` the same
-machines are ranks of a world then, and add up the batches' sums; on the host that needs PyTorch, for its gloo.
+Two supervisors keep a layer's weights. Batches go to the one with less work, at most `--pending` at a time, and their
+results are returned by reference. In the middle one actor's process is killed: its requests in flight fail with
+ActorLost, Ray starts another actor, the weights are sent there again, and each batch is right in the end. With
+`--world` the same machines are then ranks of a world, and add up the batches' sums; on the host that needs PyTorch, for
+gloo.
 
     python examples/34_ray_service.py --device host
     python examples/34_ray_service.py --device cuda            # a GPU for each actor, of this machine
     ray start --head; python examples/34_ray_service.py --address auto --device cuda   # of a cluster
     ray job submit --working-dir . -- python examples/34_ray_service.py --address auto --device cuda
 
-By MPI and torchrun start 30_allreduce_two_gpus.py, 31 and 32: there ranks are processes that meet by themselves.
+For MPI and torchrun see 30_allreduce_two_gpus.py, 31 and 32: there the ranks are processes that connect by themselves.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ def summed(world: Any, numbers: list[float]) -> float:
 
 
 def served(pool: Any, w: np.ndarray, batches: list[np.ndarray], kill: bool) -> tuple[list[np.ndarray], int]:
-    """The products of all batches, and how many were asked for again."""
-    own = [each.array(w) for each in pool.supervisors]
+    """The products of all batches, and the number of retries."""
+    weights = [each.array(w) for each in pool.supervisors]
     left, results, again = list(range(len(batches))), [np.empty(0)] * len(batches), 0
     while left:
         flying = []
         for number in left:
-            place = number % len(own)
+            place = number % len(weights)
             sup = pool.supervisors[place]
-            flying.append((number, place, sup.submit(dp.MatmulRequest, a=batches[number], b=own[place])))
+            flying.append((number, place, sup.submit(dp.MatmulRequest, a=batches[number], b=weights[place])))
             if kill and number == len(batches) // 2:
                 os.kill(pool.supervisors[0].ready().pid, signal.SIGKILL)
                 kill = False
@@ -59,14 +60,14 @@ def served(pool: Any, w: np.ndarray, batches: list[np.ndarray], kill: bool) -> t
             except (ActorLost, StaleTensor):  # noqa: PERF203  # the actor has gone, or has come without the weights
                 left.append(number)
         again += len(left)
-        for place in {number % len(own) for number in left}:
+        for place in {number % len(weights) for number in left}:
             pool.supervisors[place].ready()
-            own[place] = pool.supervisors[place].array(w)
+            weights[place] = pool.supervisors[place].array(w)
     return results, again
 
 
 def main() -> int:
-    """Serve, lose an actor, and go on; 1 where a product is not NumPy's."""
+    """Serve, lose an actor, and go on; 1 if a product is not NumPy's."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="host", help="host (default), or cuda: a GPU for each actor")
     parser.add_argument("--actors", type=int, default=2)
@@ -86,7 +87,7 @@ def main() -> int:
     gpus = 0 if options.device == "host" else 1
     local: dict[str, Any] = {}
     if not options.address:
-        os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # it is for this process alone
+        os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # only for this process
         logging.getLogger("ray").setLevel(logging.ERROR)
         local = {"num_cpus": max(2, options.actors), "include_dashboard": False, "configure_logging": False}
         local["object_store_memory"] = 200 << 20
@@ -97,9 +98,9 @@ def main() -> int:
     try:
         begun = time.perf_counter()
         with dray.RayPool(options.actors, num_gpus=gpus, max_pending=options.pending, streams=2) as pool:
-            found, again = served(pool, w, batches, kill=not options.address)
+            products, again = served(pool, w, batches, kill=not options.address)
         right = [batch.astype(np.float64) @ w for batch in batches]
-        error = max(float(np.abs(f - r).max() / np.abs(r).max()) for f, r in zip(found, right, strict=True))
+        error = max(float(np.abs(f - r).max() / np.abs(r).max()) for f, r in zip(products, right, strict=True))
         took = time.perf_counter() - begun
         print(f"{BATCHES} batches by {options.actors} actors in {took:.1f} s, {again} of them again")
         print(f"largest relative error {error:.1e}")

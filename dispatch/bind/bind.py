@@ -1,6 +1,6 @@
-"""bind: makes a request's plan by the first row that takes it. Only this package knows both table and executors.
+"""bind: makes a request's plan with the first row that takes it. Only this package knows both table and executors.
 
-`Executor.plan` calls it for a request that it has no plan for.
+`Executor.plan` calls it for a request without a cached plan.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def bind(executor: Executor, request: Request) -> Plan:
 
     With `autotune=True`, the plan of the fastest of these rows.
     """
-    from dispatch.table.select import candidates, no_row  # at the first request: `import dispatch` stays quick
+    from dispatch.table.select import candidates, no_row  # not by `import dispatch`, to keep it quick
 
     _table()
     refused: dict[Row, Refused] = {}
     rows: Iterable[Row] = candidates(request, executor.device.arch, executor.versions)
     if request.autotune and isinstance(executor, CudaExecutor):
-        from dispatch.bind.race import fastest_plan  # few requests are tuned
+        from dispatch.bind.race import fastest_plan  # imported here because few requests are tuned
 
         with suppress(Refused):
             return fastest_plan(executor, request, list(rows), refused)
@@ -44,7 +44,7 @@ def bind(executor: Executor, request: Request) -> Plan:
         try:
             plan: Plan = row.call(request, executor, row)
             return plan
-        except Refused as refusal:  # noqa: PERF203  # nearly always the first row binds
+        except Refused as refusal:  # noqa: PERF203  # the first row nearly always binds
             refused[row] = refusal
     raise no_row(request, executor.device.arch, executor.versions, refused)
 
@@ -57,7 +57,7 @@ def rows_before(_: Executor, request: Request, plan: Plan) -> list[Row]:
 
 @cache
 def _table() -> Table:
-    """The table; the first call registers `_forget_plans`, so that later changes make all devices select anew."""
+    """The table; the first call registers `_forget_plans`, so that after changes all devices select rows again."""
     from dispatch.table.table import TABLE
 
     TABLE.watchers.append(_forget_plans)
@@ -65,7 +65,7 @@ def _table() -> Table:
 
 
 def _forget_plans() -> None:
-    """After a change of the table: make requests select their rows anew; prepared calls keep theirs."""
+    """After a change of the table: make requests select their rows again; prepared calls keep their rows."""
     for device in live_devices():
         device.forget_plans()
 

@@ -1,4 +1,4 @@
-"""BoundCall: a request bound to a stream, to be called again and again; also connects executors to devices and table.
+"""BoundCall: a request bound to a stream for repeated calls; also connects executors to devices and table.
 
 `prepare` makes one, `prepare_all` several. A bound call launches its recorded graph, and checks the stream order of its
 tensors only when that may have changed; in all other cases its executor runs the request.
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BoundCall", "prepare", "prepare_all"]
 
-MAX_FAST_CALLS = 64  # of one prepared call: sets of names of operands that were replaced
+MAX_FAST_CALLS = 64  # cached sets of names of replaced operands, for each prepared call
 
 
 class BoundCall(Generic[R_co]):
@@ -48,8 +48,8 @@ class BoundCall(Generic[R_co]):
     Preparing a Request[R] gives a BoundCall[R], whose calls return an R.
 
     It belongs to the stream that was current when it was prepared, and launches a graph recorded there. Over operands
-    of torch or CuPy that is their library's stream; where another one of its streams is current at a call, the request
-    runs on that one, without the graph. Other operands of the same layouts use the same plan, as in calls that are not
+    of torch or CuPy that is their library's stream; if another of its streams is current at a call, the request runs on
+    that one, without the graph. Other operands of the same layouts use the same plan, as in calls that are not
     prepared. Several threads may call it; each call enqueues its own work.
     """
 
@@ -77,17 +77,17 @@ class BoundCall(Generic[R_co]):
         executor.prepared = True
         self._epoch = self._framework_epoch = -1
         self._graph: GraphExec | None = None
-        self._fast_calls: dict[tuple[str, ...], Callable[..., Any] | None] = {}  # by the names of other operands
+        self._fast_calls: dict[tuple[str, ...], Callable[..., Any] | None] = {}  # by the names of the replaced operands
         self._plans = executor.plans  # the executor's plans when `_fast_calls` were made
         uses = [(name, tensor.storage) for name, tensor, written in self.request.tensors() if written]
         self._writes = frozenset(name for name, _ in uses)
-        # Other libraries' operands that are written: these libraries must be told.
+        # Other libraries' operands that are written; these libraries must be notified.
         self._written_storages = {name: storage for name, storage in uses if isinstance(storage, ForeignStorage)}
         stream, framework = executor.stream, self.request.framework
         on_its_stream = framework is not None and stream.external and framework.stream(executor.device) is stream
-        # The library on whose current stream it is to run; None for any that has no streams.
+        # The library on whose current stream it runs; None if the library has no streams.
         self._framework = framework if on_its_stream else None
-        # Whether there are operands of a second library, in the order of whose stream each call is, too.
+        # Whether there are operands of a second library; each call is then also ordered with that library's stream.
         foreign = [each.storage for _, each, _ in self.request.tensors() if isinstance(each.storage, ForeignStorage)]
         self._is_mixed = stream.external and any(each.first is not stream for each in foreign)
         if isinstance(executor, CudaExecutor):
@@ -103,7 +103,7 @@ class BoundCall(Generic[R_co]):
 
     @property
     def row(self) -> Row:
-        """The row of the table that carries it out."""
+        """The row of the table whose function runs it."""
         row: Row = self._executor.plan(self.request).row
         return row
 
@@ -150,31 +150,31 @@ class BoundCall(Generic[R_co]):
             return self._result
 
     def _is_on_current_stream(self) -> bool:
-        """Whether the call's stream is its library's current one, and nobody captures it."""
+        """Whether the call's stream is its library's current one and is not capturing."""
         executor: Any = self._executor
         handle = executor.stream.c_handle.value or 0
-        framework: Any = self._framework  # there is one where `_framework_epoch` is that of the order
+        framework: Any = self._framework  # not None if `_framework_epoch` equals the epoch of the order
         return framework.is_current(executor.device, handle) and not (handle and executor.captured)
 
     def _ordered_with_others(self) -> AbstractContextManager[None]:
-        """A block in the order of the streams of a second library's operands."""
+        """A context that is ordered with the streams of a second library's operands."""
         return ordered_with(self._executor.stream, self.request.tensors()) if self._is_mixed else NULL_CONTEXT
 
     def _tell_written(self, operands: dict[str, Any]) -> None:
-        """Tell the other libraries that their operands were written."""
+        """Notify the other libraries that their operands were written."""
         for name, storage in self._written_storages.items():
             if name not in operands:
                 storage.framework.written(storage.keep)
-        for name, given in operands.items():
+        for name, operand in operands.items():
             if name in self._writes:
-                framework = framework_of(type(given))
+                framework = framework_of(type(operand))
                 if framework is not None:
-                    framework.written(given)
+                    framework.written(operand)
 
     def _run_over(self, operands: dict[str, Tensor]) -> R_co:
-        """Run it over other operands, without a request if they differ from its own in their addresses only."""
+        """Run it over other operands, without a request if they differ from its own only in their addresses."""
         executor, names = self._executor, tuple(operands)
-        if executor.plans is self._plans:  # else they were forgotten, or it was closed
+        if executor.plans is self._plans:  # otherwise the plans were discarded, or the executor was closed
             fast_call = self._fast_calls.get(names)
             if fast_call is not None:
                 result: R_co = fast_call(executor, **operands)
@@ -189,7 +189,7 @@ class BoundCall(Generic[R_co]):
         return result
 
     def _learn(self, names: tuple[str, ...], request: Request) -> None:
-        """Let the next run over operands of these names skip the request, if this one led to the call's own plan."""
+        """Let the next run over operands of these names skip the request, if this request has the call's own plan."""
         bound, plans = request.bound, self._executor.plans
         if plans is not self._plans:
             self._fast_calls, self._plans = {}, plans
@@ -203,8 +203,8 @@ class BoundCall(Generic[R_co]):
         """Overwrite the weights (`b`, or `weights` of a recurrent network), or operands by name, in stream order.
 
         Memory and plan stay the same; work in flight still reads the old values. Takes arrays, also those of torch and
-        CuPy, or tensors of the same device, of the very same shape and dtype; BadRequest for others, and for an operand
-        that the call does not read.
+        CuPy, or tensors of the same device, with exactly the same shape and dtype; BadRequest for others, and for an
+        operand that the call does not read.
         """
         if weights is not None:
             named = any(name == "weights" for name, _, _ in self.request.tensors())
@@ -214,7 +214,7 @@ class BoundCall(Generic[R_co]):
 
     @contextmanager
     def _in_order(self) -> Iterator[None]:
-        """A block in the order of the current stream of the operands' library, and of a second library's."""
+        """A context that is ordered with the current stream of the operands' library, and of a second library."""
         stream = self._executor.stream
         current: Any = stream if self._framework is None else self._framework.stream(self._executor.device)
         with current.claimed() if current is not stream else NULL_CONTEXT, self._ordered_with_others():
@@ -227,7 +227,7 @@ class BoundCall(Generic[R_co]):
     def __repr__(self) -> str:
         try:
             return f"<{self.row.name}: {self.request.describe()}>"
-        except Exception as error:  # noqa: BLE001  # its device was closed, or is lost
+        except Exception as error:  # noqa: BLE001  # the device was closed, or is lost
             return f"<BoundCall of {self.request!r}, which runs no more: {type(error).__name__}>"
 
 
@@ -235,9 +235,9 @@ class BoundCall(Generic[R_co]):
 def prepare(request: Request[R_co]) -> BoundCall[R_co]:
     """Bind a request to the calling thread's current stream; the result runs it again without selecting a row.
 
-    Over operands of torch or CuPy that is the current stream of their library. Outputs that the request leaves open are
-    allocated here, once: each call writes them again, so who calls it from several threads gives each its own `out`.
-    Raises as `run` does.
+    Over operands of torch or CuPy that is the current stream of their library. Outputs that are None in the request are
+    allocated here, once; each call writes them again. To call it from several threads, give each thread its own `out`.
+    It raises the same errors as `run`.
     """
     check_request(request)
     with on_framework_stream(request):
@@ -250,9 +250,9 @@ def prepare(request: Request[R_co]) -> BoundCall[R_co]:
 def prepare_all(requests: Iterable[Request[R_co]]) -> list[BoundCall[R_co]]:
     """Bind several requests as `prepare` does, but compile all kernels that they need at the same time.
 
-    A CUTLASS kernel that is in no cache takes half a minute to compile. Raises what `prepare` raises.
+    A CUTLASS kernel that is not cached takes half a minute to compile. Raises the same errors as `prepare`.
     """
-    from dispatch.libraries.cutlass import compile as compiler  # at first use: only needed here
+    from dispatch.libraries.cutlass import compile as compiler  # imported at first use: only needed here
     from dispatch.progress import finish
 
     requests = as_requests(requests)

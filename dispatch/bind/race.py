@@ -1,6 +1,6 @@
 """Autotune across rows: times the plans of all rows that take a request, and stores the winner on disk.
 
-`bind` calls it for requests with `autotune=True`. Each row's library has chosen its own fastest algorithm by then; the
+`bind` calls it for requests with `autotune=True`. Each row's library has already chosen its own fastest algorithm; the
 same measurement compares the rows here. If only one row binds, nothing is timed.
 """
 
@@ -31,14 +31,14 @@ ROWS = "rows"  # added to the op in keys of the algorithm cache, which libraries
 def fastest_plan(executor: CudaExecutor, request: Request, rows: Sequence[Row], refused: dict[Row, Refused]) -> Plan:
     """The plan of the fastest row, or of the winner stored before; Refused if no row binds.
 
-    A row whose library refuses the request is put into `refused`. The first row runs in every race, and another one
-    must beat it by more than the noise (execute/autotune.py).
+    A row whose library refuses the request is added to `refused`. The first row runs in every race, and another row
+    must be faster by more than the noise (execute/autotune.py).
     """
     memory = executor.algorithms(_remembering(executor, rows)) if len(rows) > 1 else None
     key = stored_key(request) if memory is not None else ""
     if memory is not None:
-        known = memory.get(f"{request.op} {ROWS}", key)
-        winner = None if known is None else next((row for row in rows if row.name == _name(known)), None)
+        stored = memory.get(f"{request.op} {ROWS}", key)
+        winner = None if stored is None else next((row for row in rows if row.name == _name(stored)), None)
         if winner is not None:
             rows = [winner, *(row for row in rows if row is not winner)]
             plan = _bound(executor, request, winner, refused)
@@ -61,7 +61,7 @@ def fastest_plan(executor: CudaExecutor, request: Request, rows: Sequence[Row], 
 
 
 def _remembering(executor: CudaExecutor, rows: Sequence[Row]) -> str:
-    """The library whose version invalidates stored outcomes: the first with a version, which own kernels lack."""
+    """The library whose version invalidates stored outcomes: the first with a version; our own kernels have none."""
     return next((row.library for row in rows if row.library in executor.versions), rows[0].library)
 
 
@@ -84,13 +84,13 @@ def _name(known: Algorithm) -> str:
 
 
 def stored_key(request: Request) -> str:
-    """The key of a request: its op and operands as text, and a digest of all that its plan depends on.
+    """The key of a request: its op and operands as text, and a digest of everything that its plan depends on.
 
-    It is the same in every process, and whether outputs are given or not, if given ones have the default layout.
+    It is the same in every process. It does not depend on whether outputs are given, if these have the default layout.
     """
     uses = request.tensors()
     layouts = [(name, *_lies(tensor.layout)) for name, tensor, _ in uses]
-    layouts += [(name, str(made[2]), made[0], made[1], 256, False) for name, made in request.unallocated().items()]
+    layouts += [(name, str(new[2]), new[0], new[1], 256, False) for name, new in request.unallocated().items()]
     digest = hashlib.sha256(repr((sorted(layouts), _choices(request.key()))).encode()).hexdigest()[:16]
     read = ", ".join(f"{name} {tensor.layout}" for name, tensor, written in uses if not written)
     return f"{request.op}({read}) {digest}"

@@ -31,9 +31,9 @@ __all__ = ["refit"]
 
 
 def refit(executor: Executor, request: Request, operands: dict[str, Any]) -> None:
-    """Overwrite operands that a request reads, by name, with tensors or any arrays of the very same shape and dtype.
+    """Overwrite operands that a request reads, by name, with tensors or arrays of exactly the same shape and dtype.
 
-    Raises BadRequest for a name that is no operand it reads, for another shape or dtype, and for another device.
+    Raises BadRequest for a name that is not an operand it reads, for another shape or dtype, and for another device.
     """
     executor.check()
     read = {name: tensor for name, tensor, written in request.tensors() if not written}
@@ -42,11 +42,11 @@ def refit(executor: Executor, request: Request, operands: dict[str, Any]) -> Non
         target = read.get(name)
         if target is None:
             raise BadRequest(name, "no operand that this call reads", f"one of {', '.join(read)}")
-        given = source  # NumPy's arrays have the very same dtype, byte order and all; other libraries' are read as such
+        new = source  # NumPy's arrays must match in dtype and byte order; arrays of other libraries are read first
         if not isinstance(source, (Tensor, np.ndarray)) and framework_of(type(source)) is not None:
-            given = Device.read(name, source, executor.device)
-        pairs.append((target, given))
-        _check(name, target, given)
+            new = Device.read(name, source, executor.device)
+        pairs.append((target, new))
+        _check(name, target, new)
     targets = [target for target, _ in pairs]
     with executor.device.context:
         _overwrite(executor, pairs, targets)
@@ -72,12 +72,12 @@ def _check(name: str, target: Tensor, source: Any) -> None:
         target.device.check(source)
         if source.device is not target.device:
             raise BadRequest(name, f"a tensor on {source.device!r}", f"one on {target.device!r}, or an array")
-        given = (source.shape, source.dtype)
+        actual = (source.shape, source.dtype)
     else:
         array = as_array(name, source)
-        given = (array.shape, Dtype.by_numpy.get(array.dtype))  # type: ignore[assignment]  # None is no dtype of ours
-    if given != (target.shape, target.dtype):
-        raise BadRequest(name, f"{given[1]}{list(given[0])}", f"{target.layout}: a refit changes numbers and no more")
+        actual = (array.shape, Dtype.by_numpy.get(array.dtype))  # type: ignore[assignment]  # None: unknown dtype
+    if actual != (target.shape, target.dtype):
+        raise BadRequest(name, f"{actual[1]}{list(actual[0])}", f"{target.layout}: a refit changes numbers and no more")
     if target.layout.meets_itself:
         raise BadRequest(name, f"a view {target.layout}", "memory of its own for every element")
     if target.layout.readonly:
@@ -85,7 +85,7 @@ def _check(name: str, target: Tensor, source: Any) -> None:
 
 
 def _apart(executor: Executor, source: Any, targets: list[Tensor]) -> Any:
-    """A source, or a copy of it if its bytes overlap those of a target, as `b.T` overlaps b: copied beforehand."""
+    """A source, or a copy of it if its bytes overlap those of a target, as `b.T` overlaps b."""
     if not isinstance(source, Tensor):
         return source
     low, high = source.ptr + source.layout.low, source.ptr + source.layout.high
@@ -95,7 +95,7 @@ def _apart(executor: Executor, source: Any, targets: list[Tensor]) -> Any:
 
 
 def _from_host(executor: Executor, target: Tensor, source: Any) -> None:
-    """Copy an array in, on the executor's stream; the array may be changed once this returns."""
+    """Copy an array to the target on the executor's stream; the array may be changed once this returns."""
     with executor.stream:
         target.device.copy_in(target, np.asarray(source))
 
@@ -103,7 +103,7 @@ def _from_host(executor: Executor, target: Tensor, source: Any) -> None:
 def _copy(target: Tensor, source: Tensor, stream: int) -> None:
     """Enqueue the copy between two tensors of one shape: one copy if both are dense in the same order, else several."""
     one, other = target.layout, source.layout
-    # Only axes of several elements, from the largest step of the target to the smallest.
+    # Only axes of several elements, from the largest stride of the target to the smallest.
     axes = sorted(
         (axis for axis, extent in enumerate(one.shape) if extent > 1), key=lambda axis: -abs(one.strides[axis])
     )
@@ -117,14 +117,14 @@ def _copy(target: Tensor, source: Tensor, stream: int) -> None:
     item = target.dtype.itemsize
     if not item:
         raise BadRequest("refit", str(other), f"packed elements that lie as those of {one}")
-    if to[-1] != 1 or of[-1] != 1:  # no line is dense in both: single elements, one to a line
+    if to[-1] != 1 or of[-1] != 1:  # no line is dense in both: each line is a single element
         shape, to, of = [*shape, 1], [*to, 1], [*of, 1]
     count, width = (shape[-2] if len(shape) > 1 else 1), shape[-1] * item
     pitches = (to[-2] * item, of[-2] * item) if count > 1 else (width, width)
     for index in product(*map(range, shape[:-2])):
         ends = [
-            tensor.ptr + item * sum(i * step for i, step in zip(index, steps, strict=False))
-            for tensor, steps in ((target, to), (source, of))
+            tensor.ptr + item * sum(i * step for i, step in zip(index, strides, strict=False))
+            for tensor, strides in ((target, to), (source, of))
         ]
         _lines(ends, pitches, width, count, stream)
 

@@ -12,11 +12,11 @@ __all__ = ["product"]
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """`dispatch.matmul(a, b)`; a vector on the left is a row, one on the right a column, without an axis of its own.
+    """`dispatch.matmul(a, b)`; a vector on the left is used as a row, one on the right as a column.
 
     As in NumPy, the axis added to a vector is removed from the result.
     """
-    from dispatch.ops.matmul import matmul  # at the first product: `import dispatch` stays quick
+    from dispatch.ops.matmul import matmul  # imported at the first product, so that `import dispatch` stays quick
 
     for name, operand in (("a", a), ("b", b)):
         if operand.ndim == 0:

@@ -1,7 +1,7 @@
 """The commands of `python -m dispatch`, one file each with `add_arguments(parser)` and `run(options) -> exit status`.
 
-`__main__` imports the one that is asked for. Facts go to stdout, as text or with `--json`; what went wrong goes to
-stderr. Nothing here is imported by the library itself.
+`__main__` imports only the command that is run. Results go to stdout, as text or as JSON with `--json`; errors go to
+stderr. The library itself imports nothing from here.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ __all__ = ["complain", "print_aligned", "print_json", "printable", "say"]
 
 
 def printable(text: str, keep: str = "\n\t") -> str:
-    """Text as a terminal may show it: what would move its cursor, hide a line or do more is spelled out.
+    """Text that is safe to print: characters that might move a terminal's cursor or hide a line are escaped.
 
-    Names and messages come out of files and from other processes, too.
+    Names and messages may come from files and other processes.
     """
     if text.isprintable():
         return text
@@ -29,13 +29,13 @@ def printable(text: str, keep: str = "\n\t") -> str:
 
 
 def say(text: str = "", style: str = "", hang: int = 0) -> None:
-    """Print one line of facts; a terminal folds it, and all but its first line begin `hang` columns in."""
+    """Print one line to stdout; on a terminal it is folded, and continuation lines are indented by `hang` columns."""
     for line in folded(printable(text), width(), hang):
         sys.stdout.write(f"{paint(line, style)}\n")
 
 
 def complain(text: str) -> None:
-    """Print what went wrong; a terminal folds it."""
+    """Print an error to stderr; on a terminal it is folded."""
     for line in folded(printable(text), width(sys.stderr), 2):
         sys.stderr.write(f"{line}\n")
 
@@ -43,14 +43,14 @@ def complain(text: str) -> None:
 def print_aligned(
     lines: Iterable[Sequence[str]], indent: str = "", *, head: bool = False, spare: Sequence[str] = ()
 ) -> None:
-    """Print cells in columns as wide as their widest; the last is as wide as it is.
+    """Print cells in columns that are as wide as their widest cell; the last column is not padded.
 
-    On a terminal that is too narrow the `spare` columns are left out, which is said below, and others are folded. With
-    `head` the first line has their titles.
+    On a terminal that is too narrow the `spare` columns are left out, with a note below, and others are folded. With
+    `head` the first line has the titles.
     """
     rows = [tuple(printable(cell, keep="") for cell in line) for line in lines]
-    room = width()
-    shown, out = columns(rows, None if room is None else room - len(indent), spare)
+    columns_available = width()
+    shown, out = columns(rows, None if columns_available is None else columns_available - len(indent), spare)
     for number, line in enumerate(shown):
         sys.stdout.write(f"{indent}{paint(line, 'bold') if head and not number else line}\n")
     if out:
@@ -59,5 +59,5 @@ def print_aligned(
 
 
 def print_json(facts: Any) -> None:
-    """Print facts for programs."""
-    sys.stdout.write(f"{json.dumps(facts, indent=2)}\n")  # in ASCII, which no terminal takes for anything else
+    """Print results for programs, as JSON."""
+    sys.stdout.write(f"{json.dumps(facts, indent=2)}\n")  # in ASCII, so that no control characters reach a terminal

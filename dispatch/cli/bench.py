@@ -1,7 +1,7 @@
 """`python -m dispatch bench`: runs the measurements of tests/benchmarks, which a repository checkout has.
 
 Each `bench_*.py` there is a program that takes --device, --quick and --json FILE, prints its own tables and writes its
-figures as JSON; this module finds them, runs them one after the other, and puts the figures into one file.
+figures as JSON; this module finds these programs, runs them one after the other, and writes all figures to one file.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def scripts() -> dict[str, Path]:
-    """The benchmarks of this checkout by name; none where only the package is installed."""
+    """The benchmarks of this checkout by name; none if only the package is installed."""
     folder = Path(dispatch.__file__).resolve().parents[1] / "tests" / "benchmarks"
     return {path.stem.removeprefix(PREFIX): path for path in sorted(folder.glob(f"{PREFIX}*.py"))}
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the benchmarks asked for; 1 where one fails or there is none."""
-    found = scripts()
-    if not found:
+    """Run the selected benchmarks; returns 1 if one fails or if there are none."""
+    available = scripts()
+    if not available:
         complain("no benchmarks here: they are in tests/benchmarks of the repository, not in the package")
         return 1
-    wanted = [name.removeprefix(PREFIX) for name in options.only or found]
-    unknown = [name for name in wanted if name not in found]
+    selected = [name.removeprefix(PREFIX) for name in options.only or available]
+    unknown = [name for name in selected if name not in available]
     if unknown:
-        complain(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(found)}")
+        complain(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(available)}")
         return 1
     device = dispatch.device(None if options.device == "auto" else options.device)
     if device.is_host:
@@ -65,13 +65,13 @@ def run(options: argparse.Namespace) -> int:
     figures: dict[str, object] = {}
     failed: list[str] = []
     begun = time.monotonic()
-    for number, name in enumerate(wanted):
-        progress = _progress_text(number, len(wanted), begun)
+    for number, name in enumerate(selected):
+        progress = _progress_text(number, len(selected), begun)
         say(
             f"== {name} on {device.name}{' (quick)' if options.quick else ''}{progress}",
             "bold",
         )
-        if not _run(found[name], device.name, options.quick, figures):
+        if not _run(available[name], device.name, options.quick, figures):
             failed.append(name)
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
@@ -82,24 +82,26 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _progress_text(number: int, total: int, begun: float) -> str:
-    """Which of how many it is, and how long those before it let expect."""
+    """The number of the benchmark, the total, and the estimated remaining time."""
     if total == 1:
         return ""
     seconds = time.monotonic() - begun
-    left = f", {duration(seconds)} so far, about {duration(seconds / number * (total - number))} left" if number else ""
-    return f", {number + 1} of {total}{left}"
+    times = (
+        f", {duration(seconds)} so far, about {duration(seconds / number * (total - number))} left" if number else ""
+    )
+    return f", {number + 1} of {total}{times}"
 
 
 def _run(path: Path, device: str, quick: bool, figures: dict[str, object]) -> bool:
-    """Run one benchmark and collect its figures; one that fails does not keep the others from running."""
+    """Run one benchmark and collect its figures; the others also run if it fails."""
     sys.stdout.flush()
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "figures.json"
         command = [sys.executable, str(path), "--device", device, "--json", str(target)]
         root = str(Path(dispatch.__file__).resolve().parents[1])
-        searched = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+        module_path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         command += ["--quick"] if quick else []
-        done = subprocess.run(command, check=False, env=os.environ | {"PYTHONPATH": searched})
+        done = subprocess.run(command, check=False, env=os.environ | {"PYTHONPATH": module_path})
         if done.returncode in (INTERRUPTED, -2):
             raise KeyboardInterrupt
         if target.exists():

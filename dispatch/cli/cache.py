@@ -1,8 +1,8 @@
-"""`python -m dispatch cache [list | clear | path | precompile | export FILE | import FILE]`: what is kept on disk.
+"""`python -m dispatch cache [list | clear | path | precompile | export FILE | import FILE]`: the caches on disk.
 
-That is what autotune has found (`autotune.py` writes it), compiled kernels (`libraries/nvrtc/kernel_cache.py`), and
-what libraries keep of their own (`execute/library_cache.py`).
-This command looks at the files as a person would, deletes those and nothing else in the folder, and moves kernels in
+They are the results of autotune (`autotune.py` writes them), compiled kernels (`libraries/nvrtc/kernel_cache.py`), and
+caches of the libraries (`execute/library_cache.py`).
+This command only reads the files, deletes them and nothing else in the folder, and exports and imports kernels in
 packs.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "entries", "kernels", "library_caches", "run"]
 
-PATTERN = "autotune-*.json*"  # with what a process that was killed while writing left behind
+PATTERN = "autotune-*.json*"  # including the files that killed processes have left half written
 ACTIONS = {
     "list": "autotune's findings, compiled kernels, and what libraries keep of their own",
     "clear": "delete them",
@@ -40,8 +40,8 @@ ACTIONS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `cache`."""
-    what = "; ".join(f"{name}: {text}" for name, text in ACTIONS.items())
-    parser.add_argument("action", nargs="?", choices=tuple(ACTIONS), default="list", help=f"{what} (default: list)")
+    actions = "; ".join(f"{name}: {text}" for name, text in ACTIONS.items())
+    parser.add_argument("action", nargs="?", choices=tuple(ACTIONS), default="list", help=f"{actions} (default: list)")
     parser.add_argument("file", nargs="?", type=Path, help="the pack to write or to read")
     parser.add_argument("--arch", help="with import: kernels for this architecture only, such as sm_90a")
     parser.add_argument("--op", help="with precompile: kernels of this op only")
@@ -49,26 +49,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Do what was asked."""
+    """Run the action."""
     if (options.file is None) == (options.action in ("export", "import")):
         need = "needs a file" if options.file is None else "takes no file"
         raise DispatchError(f"cache {options.action} {need}")
     if options.action in ("precompile", "export", "import"):
         return _transfer_kernels(options)
     folder = cache_folder()
-    found, compiled, own = entries(folder), kernels(folder), library_caches(folder)
+    tuned, compiled, caches = entries(folder), kernels(folder), library_caches(folder)
     removed = 0
     if options.action == "clear":
-        removed = sum(_remove(Path(entry["path"])) for entry in (*found, *compiled, *own))
+        removed = sum(_remove(Path(entry["path"])) for entry in (*tuned, *compiled, *caches))
     if options.json:
-        facts = {"folder": str(folder), "files": found, "kernels": compiled, "caches": own, "removed": removed}
+        facts = {"folder": str(folder), "files": tuned, "kernels": compiled, "caches": caches, "removed": removed}
         print_json(facts)
     elif options.action == "path":
         say(str(folder))
     elif options.action == "clear":
         say(f"removed {removed} files from {folder}")
     else:
-        _list(folder, found, compiled, own)
+        _list(folder, tuned, compiled, caches)
     return 0
 
 
@@ -83,25 +83,25 @@ def _list(folder: Path, found: list[dict[str, Any]], compiled: list[dict[str, An
         lines = [(e["target"], f"{e['seconds']:.0f} s", str(e["bytes"]), e["state"], e["label"]) for e in compiled]
         print_aligned([("target", "compiled in", "bytes", "state", "kernel"), *lines])
     if own:
-        kept = [(e["gpu"], e["library"], e["kind"], str(e["bytes"]), e["state"], e["path"]) for e in own]
-        print_aligned([("gpu", "library", "of its own", "bytes", "state", "file"), *kept])
+        rows = [(e["gpu"], e["library"], e["kind"], str(e["bytes"]), e["state"], e["path"]) for e in own]
+        print_aligned([("gpu", "library", "of its own", "bytes", "state", "file"), *rows])
     if not found and not compiled and not own:
         say(f"{folder} holds nothing yet; requests with autotune=True fill it, and those whose kernels NVRTC compiles")
 
 
 def _transfer_kernels(options: argparse.Namespace) -> int:
-    """Compile kernels, or carry them to or from a pack."""
+    """Compile kernels, or export them to a pack, or import them from one."""
     from dispatch.libraries.nvrtc.kernel_cache import store
 
-    kept: Store = store()
+    kernel_store: Store = store()
     if options.action == "export":
-        count = kept.export_pack(options.file)
+        count = kernel_store.export_pack(options.file)
         facts = {"file": str(options.file), "kernels": count}
         text = f"{count} kernels in {options.file}"
     elif options.action == "import":
-        taken = kept.import_pack(options.file, [options.arch] if options.arch else None)
-        facts = {"file": str(options.file), "kernels": len(taken)}
-        text = f"{len(taken)} kernels from {options.file}"
+        imported = kernel_store.import_pack(options.file, [options.arch] if options.arch else None)
+        facts = {"file": str(options.file), "kernels": len(imported)}
+        text = f"{len(imported)} kernels from {options.file}"
     else:
         from dispatch.cli.precompile import precompile
 
@@ -112,18 +112,18 @@ def _transfer_kernels(options: argparse.Namespace) -> int:
 
 
 def entries(folder: Path) -> list[dict[str, Any]]:
-    """The autotune files of a folder: path, bytes, GPU, library, how many algorithms, and whether it can be read.
+    """The autotune files of a folder: path, bytes, GPU, library, number of algorithms, and whether it can be read.
 
-    `won` names the kernel by request, where the outcome says it: of the ops for which several libraries race.
+    `won` maps requests to kernels, for outcomes that name one: those of ops for which several libraries race.
     """
     return [_entry(path) for path in sorted(folder.glob(PATTERN)) if path.is_file()]
 
 
 def kernels(folder: Path) -> list[dict[str, Any]]:
-    """The compiled kernels below a folder: path, bytes, target, seconds of compilation, label, and whether sound."""
+    """The compiled kernels below a folder: path, bytes, target, seconds to compile, label, and whether valid."""
     from dispatch.libraries.nvrtc.kernel_cache import Entry
 
-    found = []
+    facts_of_kernels = []
     for path in sorted((folder / "kernels" / "entries").rglob("*")):
         if not path.is_file():
             continue
@@ -131,16 +131,16 @@ def kernels(folder: Path) -> list[dict[str, Any]]:
         entry = Entry.unpack(data)
         facts = {"path": str(path), "bytes": len(data), "target": "?", "seconds": 0.0, "label": "?"}
         if entry is None:
-            found.append(facts | {"state": "damaged: ignored, and rebuilt at its next use"})
+            facts_of_kernels.append(facts | {"state": "damaged: ignored, and rebuilt at its next use"})
         else:
             facts |= {"target": entry.target, "seconds": entry.seconds, "label": entry.label}
-            found.append(facts | {"kernel": entry.kernel, "toolchain": entry.toolchain, "state": "good"})
-    return found
+            facts_of_kernels.append(facts | {"kernel": entry.kernel, "toolchain": entry.toolchain, "state": "good"})
+    return facts_of_kernels
 
 
 def library_caches(folder: Path) -> list[dict[str, Any]]:
-    """What libraries keep of their own in a folder: path, bytes, what it is, GPU, library, and whether it is sound."""
-    found = []
+    """The caches of libraries in a folder: path, bytes, kind, GPU, library, and whether it is valid."""
+    caches = []
     for path in sorted(folder.glob(PATTERN_OF_LIBRARIES)):
         if not path.is_file():
             continue
@@ -151,12 +151,12 @@ def library_caches(folder: Path) -> list[dict[str, Any]]:
             facts |= {"kind": "?", "gpu": "?", "library": "?", "state": "damaged: ignored, and written anew"}
         else:
             facts |= {"kind": stored.kind, "gpu": stored.gpu, "library": stored.library, "state": "good"}
-        found.append(facts)
-    return found
+        caches.append(facts)
+    return caches
 
 
 def _read_file(path: Path) -> bytes:
-    """What is in a file of this user's; nothing where it is another's, or cannot be read."""
+    """The contents of a file of this user; empty if the file is another user's, or cannot be read."""
     try:
         return private.read(path)
     except OSError:
@@ -181,7 +181,7 @@ def _entry(path: Path) -> dict[str, Any]:
 
 
 def _kernel(blob: str) -> str:
-    """The kernel that an outcome names; "" where it is a library's own serialized form."""
+    """The kernel that an outcome names; "" if it is in a library's serialized form."""
     try:
         return str(json.loads(base64.b64decode(blob))["kernel"])
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -191,6 +191,6 @@ def _kernel(blob: str) -> str:
 def _remove(path: Path) -> bool:
     try:
         path.unlink()
-    except FileNotFoundError:  # another process was faster
+    except FileNotFoundError:  # another process has removed it
         return False
     return True

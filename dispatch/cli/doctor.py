@@ -1,7 +1,7 @@
-"""`python -m dispatch doctor`: what this machine has, what works on it, and what to do about the rest.
+"""`python -m dispatch doctor`: what this machine has, what works on it, and how to fix the rest.
 
-It looks at every library, at the driver and the GPUs, and runs one checked product on the host and on the first GPU. It
-changes nothing, and exits 0 where the host works.
+It examines every library, the driver and the GPUs, and runs one checked product on the host and on the first GPU. It
+changes nothing, and exits with 0 if the host works.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "examine", "run"]
 
-NEEDED = {  # each with what to install; cuda-python is only the name under which the next two come
+NEEDED = {  # each with the package to install; cuda-python is only the package that installs the next two
     "cuda-bindings": "cuda-python",
     "cuda-pathfinder": "cuda-python",
     "numpy": "numpy",
     "ml_dtypes": "ml_dtypes",
 }
 OPTIONAL = {"cuda-python": "", "cuda-core": "", "tqdm": "for progress bars of examples", "matplotlib": "for pictures"}
-HANGING_INDENT = 9  # columns before what is said of a thing
+HANGING_INDENT = 9  # columns before the text about an item
 NO_DRIVER = (
     "no NVIDIA driver that works was found: install one (https://www.nvidia.com/drivers; in a container, start it with"
     " its GPUs: docker run --gpus all), or work on the host, which needs none"
@@ -40,17 +40,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Examine the machine and print what was found; 0 where the host works."""
-    found = examine()
+    """Examine the machine and print the result; returns 0 if the host works."""
+    report = examine()
     if options.json:
-        print_json(found)
+        print_json(report)
     else:
-        _print(found)
-    return 0 if found["works"]["host"]["ok"] else 1
+        _print(report)
+    return 0 if report["works"]["host"]["ok"] else 1
 
 
 def examine() -> dict[str, Any]:
-    """All that `doctor` finds, as plain data; `advice` holds one sentence for each thing that is missing."""
+    """All results of `doctor`, as plain data; `advice` holds one sentence for each missing item."""
     from cudabind import LIBRARIES, __version__
     from cudabind.__main__ import describe
     from dispatch.cli.cache import entries, kernels
@@ -71,7 +71,7 @@ def examine() -> dict[str, Any]:
             works[name] = _product(name)
             bar.update()
     folder = cache_folder()
-    found: dict[str, Any] = {
+    report: dict[str, Any] = {
         "version": __version__,
         "python": f"{platform.python_version()} ({sys.executable})",
         "system": platform.platform(),
@@ -89,8 +89,8 @@ def examine() -> dict[str, Any]:
         },
         "works": works,
     }
-    found["advice"] = _advice(found, problem)
-    return found
+    report["advice"] = _advice(report, problem)
+    return report
 
 
 def _package(name: str) -> str | None:
@@ -101,7 +101,7 @@ def _package(name: str) -> str | None:
 
 
 def _gpus() -> tuple[str | None, list[dict[str, Any]], str]:
-    """The newest CUDA version of the driver, the GPUs, and why there are none; makes no context on any of them."""
+    """The newest CUDA version that the driver supports, the GPUs, and why there are none; creates no context."""
     from cudabind import driver
     from cudabind.errors import CudaError, LibraryNotFound
 
@@ -132,7 +132,7 @@ def _gpu(number: int, handle: Any) -> dict[str, Any]:
 
 
 def _product(name: str) -> dict[str, Any]:
-    """A small fused product on a device, checked against float64: whether it is right, its row, what went wrong."""
+    """A small fused product on a device, checked against float64: whether it is right, its row, and the error."""
     import numpy as np
 
     import dispatch as dp
@@ -144,8 +144,8 @@ def _product(name: str) -> dict[str, Any]:
         home = dp.device(name)
         request = dp.MatmulRequest(home.array(a), home.array(b), bias=home.array(bias), epilogue=dp.Epilogue.RELU_BIAS)
         result = dp.run(request).numpy()
-        taken = dp.explain(request).row
-        row = None if taken is None else taken.name
+        chosen = dp.explain(request).row
+        row = None if chosen is None else chosen.name
     except (dp.errors.DispatchError, CudaError) as error:
         return {"ok": False, "row": None, "problem": str(error)}
     expected = np.maximum(a.astype(np.float64) @ b + bias, 0)
@@ -180,9 +180,9 @@ def _print(found: dict[str, Any]) -> None:
         [(row["library"], row["version"] or "-", row["path"] or "not found") for row in found["libraries"]], "  "
     )
     cache = found["cache"]
-    held = f"{cache['files']} files of autotune, {cache['kernels']} compiled kernels"
+    contents = f"{cache['files']} files of autotune, {cache['kernels']} compiled kernels"
     say(
-        f"cache    {cache['folder']}, {held}" + ("" if cache["exists"] else " (made when it is needed)"),
+        f"cache    {cache['folder']}, {contents}" + ("" if cache["exists"] else " (made when it is needed)"),
         hang=HANGING_INDENT,
     )
     for device, outcome in found["works"].items():

@@ -22,14 +22,14 @@ class EinsumFields:
     """The fields of einsum's request in a form for the command line; `request` makes the request.
 
     Attributes:
-        spec: a letter for each axis of each operand, and of the result behind "->".
+        spec: a letter for each axis of each operand, and of the result after "->".
         a, b, c, d, e: the operands.
-        conj: the numbers of the operands whose conjugates are taken.
-        optimize: how the order of the contractions is found.
-        memory_limit: the most bytes that a result on the way may have.
+        conj: the numbers of the operands that are conjugated.
+        optimize: how the order of the contractions is chosen.
+        memory_limit: the maximum size of an intermediate result, in bytes.
         compute: the precision of the contractions.
-        library: the one whose rows alone carry out the steps.
-        autotune: whether all that takes a step is timed.
+        library: the only library whose rows may run the steps.
+        autotune: whether all rows that take a step are timed.
         jit: whether cuTENSOR may compile kernels.
     """
 

@@ -1,8 +1,8 @@
-"""`python -m dispatch explain OP …`: the row that a request would take, from the table alone, or why none takes it.
+"""`python -m dispatch explain OP …`: the row that would take a request, from the table alone, or why no row takes it.
 
-The request is a real one over host memory whose data nobody reads, so it is checked like any other. Every field of the
-op's request class is a flag; what the command line leaves open, such as the order of operands, is chosen so that a row
-takes the request. The only fact about the machine is the installed library's version, which needs no GPU.
+The request is a real one over host memory whose data is never read, so it is checked like any other. Every field of the
+op's request class is a flag; values that the command line does not give, such as the order of operands, are chosen so
+that a row takes the request. The only fact about the machine is the installed library's version, which needs no GPU.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["add_arguments", "installed", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `explain`: an op, and those of its requests."""
+    """The options of `explain`: an op, and the options of its requests."""
     brings = "--import MODULE brings those of yours"
     ops = parser.add_subparsers(dest="op", required=True, metavar="OP", help=brings, parser_class=_OpParser)
     for op in TABLE.ops:
@@ -40,9 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class _OpParser(Parser):
-    """The options of one op, made where it is the one that is named: those of all take a quarter of a second.
+    """The options of one op, created only for the op that is named: those of all ops take a quarter of a second.
 
-    argparse looks for translations in files for each parser, a fifth of a millisecond: it is made when first looked at.
+    argparse looks for translation files for each parser, which takes a fifth of a millisecond, so the parser is created
+    at its first use.
     """
 
     op = ""
@@ -62,10 +63,10 @@ class _OpParser(Parser):
 def _add_op(parser: argparse.ArgumentParser, op: str) -> None:
     kinds = request_classes(op)
     parser.set_defaults(kinds=kinds)
-    parser.usage = "%(prog)s [options]"  # they fill a screen, and stand below with what they mean
+    parser.usage = "%(prog)s [options]"  # they would fill a screen, and are listed below with their meanings
     operand: Any = reader("", Tensor)
     names = ", ".join(Dtype.by_name)
-    if not kinds:  # the op of a row of the user's, of which the table knows the columns alone
+    if not kinds:  # the op of a user's row, for which the table has only the columns
         parser.add_argument(
             "--dtype", type=_argparse_type(reader("dtype", Any)), action="append", required=True, help=names
         )
@@ -119,21 +120,21 @@ def run(options: argparse.Namespace) -> int:
 
 def _drafts(options: argparse.Namespace) -> list[RequestDraft]:
     """The drafts of the request classes that accept the given fields; BadRequest if none does."""
-    found: list[RequestDraft] = []
+    drafts: list[RequestDraft] = []
     wrong: list[BadRequest] = []
     for kind in options.kinds:
         try:
-            found.append(_draft(options, kind))
-        except BadRequest as error:  # noqa: PERF203  # nearly always one class
+            drafts.append(_draft(options, kind))
+        except BadRequest as error:  # noqa: PERF203  # there is nearly always one class
             wrong.append(error)
-    if not found:
+    if not drafts:
         raise wrong[0]
-    return found
+    return drafts
 
 
 def _draft(options: argparse.Namespace, kind: type[Any]) -> RequestDraft:
     values = given_fields(options, kind)
-    if "on" in {field.name for field in fields(kind)}:  # a device: the host will do
+    if "on" in {field.name for field in fields(kind)}:  # a device: the host is enough
         values["on"] = device("host")
     draft = RequestDraft(kind, values, options.dtype)
     draft.add_shapes(options.shape)
@@ -161,18 +162,18 @@ def installed(library: str) -> dict[str, str | None]:
 
 
 def _print_row(options: argparse.Namespace, text: str, row: Row) -> None:
-    here = installed(row.library)
+    version_and_path = installed(row.library)
     if options.json:
         facts = {"request": text, "row": row.name, **describe(row)}
-        found = {f"installed_{name}": value for name, value in here.items()}
-        print_json({**facts, **found, "call": _call_path(row), "refusals": [], "nearest": None, "change": None})
+        shown = {f"installed_{name}": value for name, value in version_and_path.items()}
+        print_json({**facts, **shown, "call": _call_path(row), "refusals": [], "nearest": None, "change": None})
         return
     lines = [
         ("row", row.name),
         ("calls", called(row)),
         ("through", _call_path(row)),
         ("needs", f"{row.library} {version_text(row.min_version)} or newer" if row.min_version else "nothing else"),
-        ("installed", _installed_text(row, here)),
+        ("installed", _installed_text(row, version_and_path)),
         ("run on", ", ".join(row.run_on) or "no machine yet"),
         *(("asks", rule_text(rule)) for rule in row.rules),
         *([("note", row.note)] if row.note else []),
@@ -198,12 +199,12 @@ def _print_refusals(options: argparse.Namespace, refusal: NoRow) -> None:
     """Print why no row takes a request, the nearest row first."""
     refusals = refusal.nearest_first
     if options.json:
-        found = [{"row": row, "reasons": [_reason_json(reason) for reason in reasons]} for row, reasons in refusals]
+        entries = [{"row": row, "reasons": [_reason_json(reason) for reason in reasons]} for row, reasons in refusals]
         print_json(
             {
                 "request": refusal.request,
                 "row": None,
-                "refusals": found,
+                "refusals": entries,
                 "nearest": refusal.nearest,
                 "change": refusal.change,
             }

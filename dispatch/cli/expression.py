@@ -1,6 +1,6 @@
 """Expressions on the command line: names, numbers, calls and + - * /, and nothing else of Python.
 
-Epilogue trees are written so, `relu(accumulator() + row("bias"))`, and graphs, `RELU_FWD(matmul(x, y))`.
+Epilogue trees are written like `relu(accumulator() + row("bias"))`, and graphs like `RELU_FWD(matmul(x, y))`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SIGNS: dict[type[ast.operator], Any] = {
 
 
 def evaluate(text: str, names: Mapping[str, Any]) -> Any:
-    """The value of an expression over these names; ValueError for anything that is none."""
+    """The value of an expression over these names; ValueError for any other text."""
     try:
         return _value(ast.parse(text.strip(), mode="eval").body, names)
     except (SyntaxError, LookupError, TypeError, ZeroDivisionError) as error:
@@ -41,7 +41,7 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
         case ast.BinOp(left=left, op=sign, right=right) if type(sign) in SIGNS:
             return SIGNS[type(sign)](_value(left, names), _value(right, names))
         case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords) if all(each.arg for each in keywords):
-            given = {str(each.arg): _value(each.value, names) for each in keywords}
-            return names[name](*(_value(arg, names) for arg in args), **given)
+            keyword_values = {str(each.arg): _value(each.value, names) for each in keywords}
+            return names[name](*(_value(arg, names) for arg in args), **keyword_values)
         case _:
             raise ValueError(ast.unparse(node))

@@ -1,6 +1,6 @@
-"""`python -m dispatch top` without a process: a live view of the GPUs by NVML, of which `top` is the command.
+"""`python -m dispatch top` without a process: a live view of the GPUs by NVML.
 
-Nothing here makes a context or touches a GPU, and it works beside whatever runs there.
+It creates no CUDA context and does not use the GPU, so it does not disturb programs that run there.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 __all__ = ["CLEAR", "watch"]
 
-CLEAR = "\x1b[H\x1b[J"  # to the upper left corner, and nothing below it
+CLEAR = "\x1b[H\x1b[J"  # moves to the upper left corner and clears the screen below
 HEAD = ("gpu", "name", "busy", "memory busy", "memory", "power", "temperature", "sm clock", "memory clock")
 MIB = 2**20
 
 
 def watch(interval: float, *, once: bool, as_json: bool) -> int:
-    """Show the GPUs until Ctrl-C, or once; 1 where there is no driver to ask."""
+    """Show the GPUs until Ctrl-C, or once; returns 1 if there is no driver."""
     from dispatch.libraries.nvml.readings import Gpus
 
     try:
@@ -57,14 +57,14 @@ def _show(now: Reading, interval: float, *, once: bool, as_json: bool) -> None:
 
 
 def _show_processes(now: Reading) -> None:
-    found = [
+    rows = [
         (str(gpu.index), str(process.pid), _format_value(process.memory_used, "MiB", MIB), process.name or "-")
         for gpu in now.gpus
         for process in gpu.processes
     ]
-    if found:
+    if rows:
         say()
-        print_aligned([("gpu", "pid", "memory", "process"), *found], head=True)
+        print_aligned([("gpu", "pid", "memory", "process"), *rows], head=True)
     elif now.gpus:
         say("no process that this user can see computes on them", "dim")
     else:

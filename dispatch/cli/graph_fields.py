@@ -1,4 +1,4 @@
-"""A graph on the command line: operands x, y and z, and an expression that draws on them.
+"""A graph on the command line: operands x, y and z, and an expression over them.
 
 `explain cudnn_graph --shape 8x64x64 --shape 8x64x64 --draw "RELU_FWD(matmul(x, y))"` is a graph of two nodes. Modes of
 cuDNN's pointwise operations are called by name; matmul and reduction are the methods of `Graph`.
@@ -28,10 +28,10 @@ class GraphFields:
 
     Attributes:
         x, y, z: the operands.
-        draw: what is computed of them: names, numbers, + - * /, matmul(a, b), reduction("ADD", a, axis) and pointwise
+        draw: the expression to compute: names, numbers, + - * /, matmul(a, b), reduction("ADD", a, axis) and pointwise
             modes like RELU_FWD(a).
-        compute_dtype: of sums and of what passes between nodes; f32 unless it is given.
-        out_dtype: of the result; that of x unless it is given.
+        compute_dtype: the dtype of sums and of intermediate tensors; f32 by default.
+        out_dtype: the dtype of the result; that of x by default.
         tf32: whether f32 products may be TF32.
         deterministic: the same bits at every run.
     """

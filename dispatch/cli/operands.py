@@ -1,8 +1,8 @@
 """The operands of a request from the command line, and defaults for those that it leaves out.
 
-An operand that is left out is like the first one, unless other operands determine its shape: weights have the size of
-their network, gradients the shape of their tensors. `COMPLETIONS` has the rules for such classes; the command line
-always takes precedence.
+An operand that is left out gets the shape of the first one, unless other operands determine its shape: weights have
+the size of their network, gradients the shape of their tensors. `COMPLETIONS` has the rules for such classes; the
+command line always takes precedence.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 __all__ = ["RequestDraft", "tensor_of"]
 
 Shape = tuple[int, ...]
-OPERANDS = (Tensor, Tensor | None, Tensor | Sequence[int])  # the last one if the host may know the numbers
+OPERANDS = (Tensor, Tensor | None, Tensor | Sequence[int])  # the last one if the host may have the numbers
 
 
 def tensor_of(spec: Spec) -> Tensor:
-    """A host tensor of a spec, whose data nobody reads; defaults are C order and f32."""
+    """A host tensor of a spec, whose data is never read; defaults are C order and f32."""
     host, shape, dtype = device("host"), spec.shape or (), spec.dtype or F32
-    if spec.strides is not None:  # rows of a longer pitch
+    if spec.strides is not None:  # rows with a larger pitch
         return host.empty((*shape[:-1], spec.strides[-2]), dtype)[..., : shape[-1]]
     if spec.order == "columns" and len(shape) > 1:
         return host.empty((*shape[:-2], shape[-1], shape[-2]), dtype).mT
     if spec.order == "channels_last" and len(shape) > 2:
-        made = host.empty((shape[0], *shape[2:], shape[1]), dtype)
-        return made.transpose(0, len(shape) - 1, *range(1, len(shape) - 1))
+        images = host.empty((shape[0], *shape[2:], shape[1]), dtype)
+        return images.transpose(0, len(shape) - 1, *range(1, len(shape) - 1))
     return host.empty(shape, dtype)
 
 
@@ -55,11 +55,11 @@ class RequestDraft:
         self.specs: dict[str, Spec] = {}
         for name, value in values.items():
             self._collect(name, value)
-        found = field_types(kind)
-        self.operands = [name for name in self.fields if found[name] in OPERANDS]
+        field_type = field_types(kind)
+        self.operands = [name for name in self.fields if field_type[name] in OPERANDS]
         self.required = [name for name in self.operands if self.fields[name].default is MISSING]
         for name in self.fields:
-            if found[name] is Ranks and name not in values:
+            if field_type[name] is Ranks and name not in values:
                 values[name] = placeholder_communicator(1)
         self.open_dtypes: list[str] = []  # operands whose dtype the rows may choose
 
@@ -86,9 +86,9 @@ class RequestDraft:
         return [name for name in needed if name not in self.values and name not in self.required]
 
     def expected(self, name: str) -> str:
-        """A description of what a field takes."""
-        found = reader(name, field_types(self.kind)[name])
-        return "what no flag can say" if found is None else found.expected
+        """A description of the values that a field takes."""
+        field_reader = reader(name, field_types(self.kind)[name])
+        return "what no flag can say" if field_reader is None else field_reader.expected
 
     def complete(self) -> dict[str, Spec]:
         """All operands, including defaults for those that were left out."""
@@ -111,10 +111,10 @@ class RequestDraft:
 
     def _default_dtype(self) -> Dtype:
         first = next((self.specs[name].dtype for name in self.required if name in self.specs), None)
-        found = self.dtype or first
-        if found is None:
+        dtype = self.dtype or first
+        if dtype is None:
             raise BadRequest("--dtype", "none", f"that of the operands: one of {', '.join(Dtype.by_name)}")
-        return found
+        return dtype
 
     def require(
         self,
@@ -140,10 +140,10 @@ class RequestDraft:
 
     def value(self, name: str) -> Any:
         """The value of a field, or its default."""
-        found = self.values.get(name, self.fields[name].default)
-        if found is MISSING:
+        given = self.values.get(name, self.fields[name].default)
+        if given is MISSING:
             raise BadRequest(f"--{name.replace('_', '-')}", "nothing", f"a {name}, which {self.kind.op} needs")
-        return found.kind(**found.values) if isinstance(found, Partial) else found
+        return given.kind(**given.values) if isinstance(given, Partial) else given
 
     def tensor(self, name: str) -> Tensor:
         spec = self.specs[name]
@@ -207,8 +207,8 @@ def _tree_images(draft: RequestDraft) -> None:
     """The operands of a forward convolution's tree; the result's shape depends on pad, stride and dilation."""
     from dispatch.libraries.cutlass.visitors import operands_of
 
-    steps = {name: draft.value(name) for name in ("pad", "stride", "dilation")}
-    shape = draft.kind(draft.tensor("x"), draft.tensor("w"), **steps).y_shape
+    geometry = {name: draft.value(name) for name in ("pad", "stride", "dilation")}
+    shape = draft.kind(draft.tensor("x"), draft.tensor("w"), **geometry).y_shape
     pixels = (shape[0], *shape[2:])
     for name, kind in operands_of(draft.value("epilogue")).items():
         if name in ("alpha", "beta") or isinstance(_given(draft, name), (int, float)):
@@ -272,20 +272,20 @@ def _norm(draft: RequestDraft) -> None:
         draft.require("running_var", scale, F32)
     if "inv_variance" in draft.fields:
         choices = {"mode": mode, "groups": draft.value("groups"), "training": True}
-        made = NormFwdRequest(draft.tensor("x"), draft.tensor("scale"), **choices).outputs()
-        draft.require("inv_variance", made["inv_variance_out"].shape, F32)
-        if "mean_out" in made:
-            draft.require("mean", made["mean_out"].shape, F32)
+        outputs = NormFwdRequest(draft.tensor("x"), draft.tensor("scale"), **choices).outputs()
+        draft.require("inv_variance", outputs["inv_variance_out"].shape, F32)
+        if "mean_out" in outputs:
+            draft.require("mean", outputs["mean_out"].shape, F32)
 
 
 def _pooling_backward(draft: RequestDraft) -> None:
     from dispatch.ops.pooling import PoolingRequest
 
     draft.shape("x")
-    steps = {name: draft.value(name) for name in ("window", "mode", "stride", "padding")}
-    made = PoolingRequest(draft.tensor("x"), **steps).outputs()["out"]
+    choices = {name: draft.value(name) for name in ("window", "mode", "stride", "padding")}
+    output = PoolingRequest(draft.tensor("x"), **choices).outputs()["out"]
     order = draft.specs["x"].order
-    draft.require("dy", draft.require("y", made.shape, order=order), order=order)
+    draft.require("dy", draft.require("y", output.shape, order=order), order=order)
 
 
 def _sdpa_backward(draft: RequestDraft) -> None:
@@ -296,9 +296,9 @@ def _sdpa_backward(draft: RequestDraft) -> None:
         draft.require(name, q, order=draft.specs["q"].order)
     if {"o", "do", "stats"} <= draft.specs.keys():
         return
-    made = SdpaFwdRequest(draft.tensor("q"), draft.tensor("k"), draft.tensor("v"), stats=True).outputs()
-    draft.require("do", draft.require("o", made["out"].shape))
-    draft.require("stats", made["stats_out"].shape, F32)
+    outputs = SdpaFwdRequest(draft.tensor("q"), draft.tensor("k"), draft.tensor("v"), stats=True).outputs()
+    draft.require("do", draft.require("o", outputs["out"].shape))
+    draft.require("stats", outputs["stats_out"].shape, F32)
 
 
 def _ctc(draft: RequestDraft) -> None:
@@ -324,8 +324,8 @@ def _attention_merge(draft: RequestDraft) -> None:
 def _plane_rotation(draft: RequestDraft) -> None:
     from dispatch.ops.blas.level1 import REAL
 
-    given = draft.specs.get("x", Spec()).dtype or draft.dtype
-    draft.require("c", (), None if given is None else REAL.get(given, given))
+    dtype = draft.specs.get("x", Spec()).dtype or draft.dtype
+    draft.require("c", (), None if dtype is None else REAL.get(dtype, dtype))
     draft.require("s", ())
 
 

@@ -16,17 +16,17 @@ PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def load(module: str) -> None:
-    """Import a module, also from the current folder; DispatchError with the error and its place."""
+    """Import a module, also from the current folder; DispatchError with the error and its location."""
     if not all(module.split(".")) or module.endswith(".py") or os.sep in module:
         raise BadRequest("--import", shown(module), "the name of a module, as import takes it")
-    here = os.getcwd()
-    if "" not in sys.path and here not in sys.path:  # as with the console script
-        sys.path.append(here)
+    folder = os.getcwd()
+    if "" not in sys.path and folder not in sys.path:  # as with the console script
+        sys.path.append(folder)
     try:
         importlib.import_module(module)
     except (KeyboardInterrupt, BrokenPipeError):
         raise
-    except BaseException as error:  # noqa: BLE001  # importing it runs code that we do not know, exits included
+    except BaseException as error:  # noqa: BLE001  # importing it runs unknown code, which may even exit
         raise DispatchError(f"--import {module} failed: {_describe_error(error)}") from None
 
 

@@ -1,7 +1,7 @@
 """Compiling before the first call: the kernels of the table's Hopper rows for plain products and convolutions.
 
-`python -m dispatch cache precompile` calls it, before a program that must not wait, or to make a pack. It needs no
-GPU, and compiles several at once.
+`python -m dispatch cache precompile` calls it, for a program that must not wait later, or to make a pack. It needs no
+GPU, and compiles several kernels at once.
 """
 
 from __future__ import annotations
@@ -59,19 +59,19 @@ def _spec(a: Any, b: Any, d: Any, compute: Compute | None, config: Config) -> Ge
 
 
 def precompile(op: str | None = None, chosen: Iterable[tuple[str, GemmSpec]] | None = None) -> int:
-    """Compile kernels that are not there yet, those of the rows where none are given; how many are ready then."""
-    wanted = [(label, emit(spec), spec.target) for label, spec in (specs(op) if chosen is None else chosen)]
+    """Compile kernels that are not cached, by default those of the rows; returns how many are ready."""
+    kernels = [(label, emit(spec), spec.target) for label, spec in (specs(op) if chosen is None else chosen)]
     if chosen is None:
         from dispatch.ops.conv.precompile import sources
 
-        wanted += sources(TABLE, op)
+        kernels += sources(TABLE, op)
     futures: dict[Future[bytes], str] = {}
-    for label, source, target in wanted:
+    for label, source, target in kernels:
         futures[compiler.request(source, target, label)] = label
     try:
         finish(futures)
     except KeyboardInterrupt:
-        for future in futures:  # those that have not begun
+        for future in futures:  # those that have not started
             future.cancel()
         raise
     for future in futures:

@@ -1,7 +1,7 @@
-"""Trial requests for `explain`: real requests over host memory, in every variant that the command line leaves open.
+"""Trial requests for `explain`: real requests over host memory, in every variant that the command line allows.
 
-The command line may leave open the order of operands and the dtypes of an epilogue's operands. All variants are tried,
-the likeliest first, until a row takes a request. For an op without a request class, such as one of a user's row, the
+The command line may omit the order of operands and the dtypes of an epilogue's operands. All variants are tried, the
+likeliest first, until a row takes a request. For an op without a request class, such as one of a user's row, the
 table's columns are compared without tensors, and the rules of its rows, which need tensors, are skipped.
 """
 
@@ -33,20 +33,20 @@ if TYPE_CHECKING:
 
 __all__ = ["find_row", "find_row_by_dtypes", "request_classes"]
 
-MAX_VARIANTS = 400  # that are tried
+MAX_VARIANTS = 400  # variants that are tried
 
 
 def request_classes(op: str) -> list[type[Any]]:
     """The request classes of an op: one for nearly every op, none for a user's row without a class."""
     TABLE.of(op)  # imports the op's family
-    left: list[type[Any]] = [Request]
-    found: list[type[Any]] = []
-    for kind in left:
-        left += kind.__subclasses__()
+    pending: list[type[Any]] = [Request]
+    classes: list[type[Any]] = []
+    for kind in pending:
+        pending += kind.__subclasses__()
         if getattr(kind, "op", None) == op and is_dataclass(kind) and not inspect.isabstract(kind):
-            found.append(kind)
-    found.sort(key=_has_lists)
-    return [GraphFields] if GraphRequest in found else [EinsumFields] if EinsumRequest in found else found
+            classes.append(kind)
+    classes.sort(key=_has_lists)
+    return [GraphFields] if GraphRequest in classes else [EinsumFields] if EinsumRequest in classes else classes
 
 
 def _has_lists(kind: type[Any]) -> bool:
@@ -77,7 +77,7 @@ def find_row(drafts: list[RequestDraft], arch: Arch) -> tuple[Row | None, Any, N
 
 
 def _requests(draft: RequestDraft) -> Iterator[Any]:
-    """A request for each variant that the command line leaves open, or the BadRequest of its fields."""
+    """A request for each variant that the command line allows, or the BadRequest for its fields."""
     try:
         specs = draft.complete()
     except BadRequest as error:
@@ -89,23 +89,23 @@ def _requests(draft: RequestDraft) -> Iterator[Any]:
 
 def _request(draft: RequestDraft, specs: dict[str, Spec]) -> Any:
     try:
-        made = draft.kind(**_fields(draft, {name: tensor_of(spec) for name, spec in specs.items()}))
-        return made.request() if isinstance(made, (GraphFields, EinsumFields)) else made
+        request = draft.kind(**_fields(draft, {name: tensor_of(spec) for name, spec in specs.items()}))
+        return request.request() if isinstance(request, (GraphFields, EinsumFields)) else request
     except BadRequest as error:
-        known = error.operand.partition(".")[0] in draft.fields
-        flag = f"--{error.operand.replace('_', '-')}" if known else error.operand
+        is_field = error.operand.partition(".")[0] in draft.fields
+        flag = f"--{error.operand.replace('_', '-')}" if is_field else error.operand
         return BadRequest(flag, error.given, error.expected, error.hint)
 
 
 def _fields(draft: RequestDraft, tensors: dict[str, Any]) -> dict[str, Any]:
     """The fields of a request, including operands inside other fields."""
-    found = {name: _field_value(name, value, tensors) for name, value in draft.values.items()}
-    found |= {name: tensor for name, tensor in tensors.items() if "." not in name}
+    values = {name: _field_value(name, value, tensors) for name, value in draft.values.items()}
+    values |= {name: tensor for name, tensor in tensors.items() if "." not in name}
     for path, tensor in tensors.items():
         outer, dot, inner = path.partition(".")
         if dot and isinstance(draft.values.get(outer, {}), dict):
-            found.setdefault(outer, {})[inner] = tensor
-    return found
+            values.setdefault(outer, {})[inner] = tensor
+    return values
 
 
 def _field_value(name: str, value: Any, tensors: dict[str, Any]) -> Any:
@@ -121,7 +121,7 @@ def _field_value(name: str, value: Any, tensors: dict[str, Any]) -> Any:
 
 
 def _variants(draft: RequestDraft, specs: dict[str, Spec]) -> Iterator[dict[str, Spec]]:
-    """The operands in every order, and with every dtype of epilogue operands, that is left open."""
+    """The operands in every order, and with every dtype of epilogue operands, that the command line allows."""
     free = [name for name in draft.required if specs[name].order is None and len(specs[name].shape or ()) > 1]
     first: Any = specs[draft.required[0]].dtype if draft.required else None
     dtypes = {name: dict.fromkeys((specs[name].dtype, *_dtypes(draft.kind.op, first))) for name in draft.open_dtypes}
@@ -136,7 +136,7 @@ def _variants(draft: RequestDraft, specs: dict[str, Spec]) -> Iterator[dict[str,
 
 
 def _orders(ranks: list[int]) -> Iterator[tuple[str, ...]]:
-    """The orders to try: all operands alike, or the first two with different orders."""
+    """The orders to try: the same for all operands, or different ones for the first two."""
     kinds = ("rows", "columns", "channels_last")
     pairs = product(kinds[:2], repeat=min(2, len(ranks)))
     variants = [(kind,) * len(ranks) for kind in kinds] + [(*pair, *("rows",) * (len(ranks) - 2)) for pair in pairs]
@@ -155,15 +155,15 @@ def _dtypes(op: str, first: Dtype | None) -> Iterator[Dtype]:
 def find_row_by_dtypes(
     op: str, given: list[Dtype], arch: Arch, compute: Compute | None, epilogue: Epilogue
 ) -> tuple[Row | None, NoRow | None]:
-    """Compare only the columns of an op's rows; dtypes that are not given count as the row's."""
+    """Compare only the columns of an op's rows; dtypes that are not given are taken from the row."""
     text = f"{op}({', '.join(dtype.name for dtype in given)}) {epilogue.name}"
     tried: list[tuple[str, list[Refusal]]] = []
     for row in TABLE.of(op):
         dtypes = (*given[: len(row.dtypes)], *row.dtypes[len(given) :])
-        wanted = Signature(dtypes, compute, epilogue, row.scales[0])
+        signature = Signature(dtypes, compute, epilogue, row.scales[0])
         bare: Any = replace(row, rules=())  # rules need tensors
-        elsewhere = [] if row.on(arch) else [Refusal(Kind.ARCH, (row.min_arch, row.max_arch), arch)]
-        reasons = elsewhere or refusals(bare, bare, wanted)
+        arch_refusal = [] if row.on(arch) else [Refusal(Kind.ARCH, (row.min_arch, row.max_arch), arch)]
+        reasons = arch_refusal or refusals(bare, bare, signature)
         if not reasons:
             return row, None
         tried.append((row.name, reasons))

@@ -1,7 +1,8 @@
 """`python -m dispatch replay FILE`: reruns the requests of a journal on random data, and reports the first difference.
 
-Each request is rebuilt (request_json.py) over memory that is shared as it was, runs alone through a supervisor of the
-same isolation, and must end as the journal says. What depended on the moment (cancelled, never started) is not run.
+Each request is rebuilt (request_json.py) over memory that is shared in the same way, runs alone through a supervisor of
+the same isolation, and must end as the journal says. Requests whose outcome depended on timing (cancelled, never
+started) are not run.
 """
 
 from __future__ import annotations
@@ -87,13 +88,13 @@ def _print_report(report: Json) -> None:
         say(f"  {report['unknown']} had not ended when the journal did: not run")
     if report["unreadable"]:
         say(f"  {report['unreadable']} cannot be rebuilt, the first because of {report['why']}")
-    found = report["difference"]
-    if found is None:
+    difference = report["difference"]
+    if difference is None:
         say("no difference in outcome")
     else:
-        say(f"first difference: request {found['request']}, {found['what']}")
-        say(f"  journal: {found['journal']}")
-        say(f"  now:     {found['now']}")
+        say(f"first difference: request {difference['request']}, {difference['what']}")
+        say(f"  journal: {difference['journal']}")
+        say(f"  now:     {difference['now']}")
 
 
 class Rerun:
@@ -134,36 +135,36 @@ class Rerun:
             if "why" in line:
                 raise DispatchError(line["why"])
             return reader.request(line)
-        except Exception as error:  # noqa: BLE001  # whatever a class of a user's own raises
+        except Exception as error:  # noqa: BLE001  # a user's class may raise anything
             self.why = self.why or f"{type(error).__name__}: {error}"
             return None
 
     def _rerun_request(self, sup: Supervisor, line: Json, request: Request | None, row: str | None) -> None:
         """Rerun, skip or count one request of the journal."""
-        then = self.outcomes.get(line["request"])
-        if then is None:
+        outcome = self.outcomes.get(line["request"])
+        if outcome is None:
             self.unknown += 1
-        elif then.get("status") in NOT_RUN:
+        elif outcome.get("status") in NOT_RUN:
             self.skipped += 1
         elif request is None:
             self.unreadable += 1
         else:
             self.ran += 1
-            self._compare(sup, line, then, request, row)
+            self._compare(sup, line, outcome, request, row)
 
     def _compare(self, sup: Supervisor, line: Json, then: Json, request: Request, row: str | None) -> None:
         """Run one request, and record a difference if it ends differently, or another row runs it."""
-        late = then.get("error") == DeadlineExceeded.__name__  # it may have hung, or only have started too late
+        late = then.get("error") == DeadlineExceeded.__name__  # it may have hung, or it may have started too late
         error = sup.submit(request, timeout=line.get("timeout") if late else None).exception(TIMEOUT)
         if late and (error is None or isinstance(error, DeadlineExceeded)):
             return
         arch = sup.device.arch
         now: Json = {} if error is None else {"error": type(error).__name__, "words": str(error)}
-        comparable = error is None and row is not None and self.header["arch"] == str(arch)  # else rows differ anyway
+        comparable = error is None and row is not None and self.header["arch"] == str(arch)  # else rows may differ
         if then.get("error") != now.get("error") or (comparable and row_of(request, arch) != row):
             before, after = _outcome_text(then, row), _outcome_text(now, row_of(request, arch))
-            found = {"request": line["request"], "what": request.describe(), "journal": before, "now": after}
-            self.difference = found
+            difference = {"request": line["request"], "what": request.describe(), "journal": before, "now": after}
+            self.difference = difference
 
     def report(self, file: str | Path) -> Json:
         """The counts and the first difference."""

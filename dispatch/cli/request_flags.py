@@ -1,8 +1,8 @@
 """The flags of a request class: one for each field, read by the field's type.
 
-An operand is written as `8x64x32x32:f16:channels_last`: extents, dtype and order, of which any may be left out. Enums
-are given by name, tuples like 3,3 or 3x3, dataclasses like mode=LSTM,input_size=64. The types are the annotations of
-the class, those that its module imports for type checkers alone included.
+An operand is written as `8x64x32x32:f16:channels_last`: extents, dtype and order; any of them may be omitted. Enums are
+given by name, tuples like 3,3 or 3x3, dataclasses like mode=LSTM,input_size=64. The types are the annotations of the
+class, including types that its module imports only for type checkers.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ORDERS", "Partial", "Reader", "Spec", "add_flags", "field_types", "given_fields", "reader"]
 
-ORDERS = ("rows", "columns", "channels_last")  # C order, the last two axes the other way round, the second axis last
-FIELD = "field "  # before a field's name in a namespace, which has options of other meanings, too
+ORDERS = ("rows", "columns", "channels_last")  # C order, the last two axes exchanged, the second axis last
+FIELD = "field "  # prefix of fields in a namespace, which also has other options
 
 
 class Spec(NamedTuple):
@@ -46,35 +46,35 @@ class Spec(NamedTuple):
     shape: tuple[int, ...] | None = None
     dtype: Dtype | None = None
     order: str | None = None
-    strides: tuple[int, ...] | None = None  # only of operands that are filled in: the command line has orders
+    strides: tuple[int, ...] | None = None  # only for default operands: the command line has orders instead
 
     @classmethod
     def read(cls, text: str) -> Spec:
         """Parse an operand; ValueError for anything else."""
-        found: dict[str, Any] = {}
+        parts: dict[str, Any] = {}
         for part in text.split(":"):
-            made: dict[str, Any] = {}
+            parsed: dict[str, Any] = {}
             if re.fullmatch(r"\d+(x\d+)*", part):
-                made["shape"] = tuple(map(int, part.split("x")))
+                parsed["shape"] = tuple(map(int, part.split("x")))
             elif part in ORDERS:
-                made["order"] = part
+                parsed["order"] = part
             elif part:
-                made["dtype"] = read_dtype(part)
-            if not made or made.keys() & found:
+                parsed["dtype"] = read_dtype(part)
+            if not parsed or parsed.keys() & parts:
                 raise ValueError(part)
-            found |= made
-        return cls(**found)
+            parts |= parsed
+        return cls(**parts)
 
 
 class Partial(NamedTuple):
-    """A dataclass with some of its fields; it is made once its operands are."""
+    """A dataclass and some of its fields; the object is created after its operands."""
 
     kind: type[Any]
     values: dict[str, Any]
 
 
 class Reader(NamedTuple):
-    """How an argument of the command line is parsed, and a description of what it should be."""
+    """The parser of a command line argument, and a description of the expected text."""
 
     read: Callable[[str], Any]  # ValueError for invalid text
     expected: str
@@ -84,15 +84,15 @@ class Reader(NamedTuple):
 # -- types ------------------------------------------------------------------------------------------------------------
 def field_types(kind: type[Any]) -> dict[str, Any]:
     """The type of each field of a dataclass or named tuple; an empty class for a name that is not found."""
-    found: dict[str, Any] = {}
+    types_by_field: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
         if not vars(base).keys() & {"__dataclass_fields__", "_fields"}:
             continue  # its annotations are not fields
         names = _Names(base.__module__)
         for name, hint in inspect.get_annotations(base).items():
             text = hint.__forward_arg__ if hasattr(hint, "__forward_arg__") else hint
-            found[name] = eval(text, {}, names) if isinstance(text, str) else hint  # code of a loaded module
-    return found
+            types_by_field[name] = eval(text, {}, names) if isinstance(text, str) else hint  # code of a loaded module
+    return types_by_field
 
 
 class _Names(Mapping[str, Any]):
@@ -107,8 +107,8 @@ class _Names(Mapping[str, Any]):
         if hasattr(builtins, name):
             raise KeyError(name)
         if name in _imported(self._module):
-            module, known = _imported(self._module)[name]
-            return getattr(importlib.import_module(module), known)
+            module, original = _imported(self._module)[name]
+            return getattr(importlib.import_module(module), original)
         return type(name, (), {})
 
     def __iter__(self) -> Iterator[str]:
@@ -125,8 +125,8 @@ def _imported(module: str) -> dict[str, tuple[str, str]]:
         tree = ast.parse(inspect.getsource(sys.modules[module]))
     except (OSError, TypeError):  # a class of an interactive session has no source
         return {}
-    found = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module and not node.level]
-    return {alias.asname or alias.name: (str(node.module), alias.name) for node in found for alias in node.names}
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module and not node.level]
+    return {alias.asname or alias.name: (str(node.module), alias.name) for node in nodes for alias in node.names}
 
 
 def read_dtype(text: str) -> Dtype:
@@ -145,8 +145,8 @@ def reader(name: str, hint: Any) -> Reader | None:
     if get_origin(hint) in (Union, types.UnionType):
         kinds = sorted(get_args(hint), key=_union_order)
         if _is_choice(kinds[0]):
-            kinds = [each for each in kinds if each is not str]  # str stands for names of members
-        readers = [found for each in kinds if (found := reader(name, each))]
+            kinds = [each for each in kinds if each is not str]  # str is for names of members
+        readers = [inner for each in kinds if (inner := reader(name, each))]
         expected = dict.fromkeys(each.expected for each in sorted(readers, key=lambda each: each.expected == "none"))
         if not readers:
             return None
@@ -187,7 +187,7 @@ def _read_first(readers: list[Reader], text: str) -> Any:
     for each in readers:
         try:
             return each.read(text)
-        except ValueError:  # noqa: PERF203  # words are few
+        except ValueError:  # noqa: PERF203  # there are few arguments
             continue
     raise ValueError(text)
 
@@ -230,10 +230,10 @@ def _choice_reader(kind: type[Choice]) -> Reader:
     """A reader of an enum's names, as requests take them."""
 
     def read(text: str) -> Choice:
-        found = kind.named(text)
-        if found is None:
+        member = kind.named(text)
+        if member is None:
             raise ValueError(text)
-        return found
+        return member
 
     return Reader(read, _names_of(kind), lambda text: did_you_mean(kind, text))
 
@@ -253,60 +253,60 @@ def _tuple_reader(name: str, hint: Any) -> Reader | None:
     count = None if Ellipsis in get_args(hint) else len(kinds)
 
     def read(text: str) -> tuple[Any, ...]:
-        found = tuple(inner.read(part) for part in re.split(split, text))
-        if (count is not None and len(found) != count) or (nested and len(found) < 2):
+        values = tuple(inner.read(part) for part in re.split(split, text))
+        if (count is not None and len(values) != count) or (nested and len(values) < 2):
             raise ValueError(text)
-        return found
+        return values
 
     return Reader(read, "pairs like 1,1;0,2" if nested else "numbers like 3,3")
 
 
 def _record_reader(kind: type[Any]) -> Reader:
     """A reader of values by name: mode=LSTM,input_size=64."""
-    known = {name: made for name, hint in field_types(kind).items() if (made := reader(name, hint))}
+    readers = {name: field_reader for name, hint in field_types(kind).items() if (field_reader := reader(name, hint))}
     parameters = inspect.signature(kind).parameters
-    needed = [name for name in known if parameters[name].default is inspect.Parameter.empty]
-    others = ", ".join(name for name in known if name not in needed)
+    needed = [name for name in readers if parameters[name].default is inspect.Parameter.empty]
+    optional = ", ".join(name for name in readers if name not in needed)
 
     def of(name: str) -> Callable[[str], Any]:
-        if name not in known:
+        if name not in readers:
             raise ValueError(name)
-        return known[name].read
+        return readers[name].read
 
     def read(text: str) -> Partial:
-        found = _pairs(text, of)
-        if not found.keys() >= set(needed):
+        values_by_name = _pairs(text, of)
+        if not values_by_name.keys() >= set(needed):
             raise ValueError(text)
-        return Partial(kind, found)
+        return Partial(kind, values_by_name)
 
-    values = ",".join(f"{name}=…" for name in needed or [next(iter(known))])
-    words = "; ".join(f"{name} is {known[name].expected}" for name in needed)
-    text = f"values by name, like {values}{' and' if needed else ', of'} {others}"
+    values = ",".join(f"{name}=…" for name in needed or [next(iter(readers))])
+    words = "; ".join(f"{name} is {readers[name].expected}" for name in needed)
+    text = f"values by name, like {values}{' and' if needed else ', of'} {optional}"
     return Reader(read, f"{text}; {words}" if words else text)
 
 
 def _pairs(text: str, reader_of: Callable[[str], Callable[[str], Any]]) -> dict[str, Any]:
     """Values by name, separated by commas; a part without a name continues the previous value, as in shape=3,3."""
-    found: dict[str, Any] = {}
+    pairs: dict[str, Any] = {}
     for part in re.split(r",(?=\s*\w+\s*=)", text):
         name, equals, value = part.partition("=")
-        if not equals or name in found:
+        if not equals or name in pairs:
             raise ValueError(part)
-        found[name] = reader_of(name)(value)
-    return found
+        pairs[name] = reader_of(name)(value)
+    return pairs
 
 
 # -- flags ------------------------------------------------------------------------------------------------------------
 def add_flags(parser: ArgumentParser, kinds: Sequence[type[Any]]) -> None:
     """Add a flag for each field of an op's request classes that has a reader; nearly every op has one class."""
-    known: dict[str, dict[type[Any], Reader]] = {}
+    readers_by_field: dict[str, dict[type[Any], Reader]] = {}
     for kind in kinds:
-        found = field_types(kind)
+        field_type = field_types(kind)
         for field in fields(kind):
-            each = reader(field.name, found[field.name])
+            each = reader(field.name, field_type[field.name])
             if each is not None:
-                known.setdefault(field.name, {})[kind] = each
-    for name, readers in known.items():
+                readers_by_field.setdefault(field.name, {})[kind] = each
+    for name, readers in readers_by_field.items():
         first = next(iter(readers))
         flag, about = "--" + name.replace("_", "-"), field_docs(first).get(name, "").replace("%", "%%")
         options: dict[str, Any] = {"dest": FIELD + name, "default": MISSING}
@@ -325,44 +325,44 @@ def _expected(readers: dict[type[Any], Reader]) -> str:
 
 
 class _ReadAction(Action):
-    """Stores the value that each class's reader of a field makes of a text, or reports what was expected."""
+    """Stores the value that each class's reader of a field returns for a text, or reports what was expected."""
 
     def __init__(self, *words: Any, readers: dict[type[Any], Reader], **options: Any) -> None:
         super().__init__(*words, **options)
         self.readers = readers
 
     def __call__(self, parser: ArgumentParser, namespace: Namespace, values: Any, _: str | None = None) -> None:
-        found: dict[type[Any], Any] = {}
+        parsed: dict[type[Any], Any] = {}
         for kind, each in self.readers.items():
             with suppress(ValueError, BadRequest):
-                found[kind] = each.read(values)
-        if not found:
+                parsed[kind] = each.read(values)
+        if not parsed:
             hint_text = _first_hint(self.readers.values(), values)
             raise ArgumentError(self, f"got {values!r}; expected {_expected(self.readers)}{hint_text}")
-        setattr(namespace, self.dest, found)
+        setattr(namespace, self.dest, parsed)
 
 
 def given_fields(options: Namespace, kind: type[Any]) -> dict[str, Any]:
     """The fields of a class given on the command line; BadRequest if the class does not take one of them."""
-    given = {name.removeprefix(FIELD): value for name, value in vars(options).items() if name.startswith(FIELD)}
+    flags = {name.removeprefix(FIELD): value for name, value in vars(options).items() if name.startswith(FIELD)}
     names = {field.name for field in fields(kind)}
-    found: dict[str, Any] = {}
-    for name, value in given.items():
+    chosen: dict[str, Any] = {}
+    for name, value in flags.items():
         if value is MISSING:
             continue
         if name not in names or (isinstance(value, dict) and kind not in value):
             raise BadRequest(f"--{name.replace('_', '-')}", "a value", f"none, with the other flags: {kind.__name__}")
-        found[name] = value[kind] if isinstance(value, dict) else value
-    return found
+        chosen[name] = value[kind] if isinstance(value, dict) else value
+    return chosen
 
 
 def field_docs(kind: type[Any]) -> dict[str, str]:
     """The description of each field in the docstrings of a class and its bases."""
-    found: dict[str, str] = {}
+    docs: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         _, _, listed = inspect.cleandoc(vars(base).get("__doc__") or "").partition("Attributes:\n")
         for entry in re.split(r"\n(?=    \S)", listed.partition("\n\n")[0]):
             names, colon, text = entry.strip().partition(": ")
             if colon:
-                found |= dict.fromkeys(re.split(r",\s*", names), " ".join(text.split()).rstrip("."))
-    return found
+                docs |= dict.fromkeys(re.split(r",\s*", names), " ".join(text.split()).rstrip("."))
+    return docs

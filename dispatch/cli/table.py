@@ -1,7 +1,7 @@
 """`python -m dispatch table`: the rows of the table, aligned for people or as JSON for programs.
 
-`describe` is also what `explain` says of the row it found. Reads the table, rows of installed packages included; calls
-no library.
+`explain` also uses `describe` for the row that takes the request. This module reads the table, including rows of
+installed packages, and calls no library.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HEAD = (
     *("arch", "library function", "min version", "run on"),
 )
 
-# Left out in this order, until the others fit, where the terminal is too narrow for all.
+# On a narrow terminal these columns are left out in this order, until the others fit.
 SPARE = ("scales of a, b", "epilogue dtypes", "min version", "library function", "run on", "epilogues")
 
 
@@ -48,7 +48,7 @@ def architecture(text: str) -> Arch:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the rows asked for; 1 where there is none, 2 for an op that is none."""
+    """Print the selected rows; returns 1 if there are none, 2 for an unknown op."""
     if options.op is not None and options.op not in TABLE.ops:
         complain(f"the table has no op {options.op!r}; it has {', '.join(TABLE.ops)}; --import MODULE brings yours")
         return 2
@@ -63,9 +63,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def describe(row: Row) -> dict[str, Any]:
-    """A row as plain data: `min_version` and `max_arch` None for no limit, `run_on` None where no machine has run it.
+    """A row as plain data: `min_version` and `max_arch` None for no limit, `run_on` None if no machine has run it.
 
-    What is fused is there only where the row has it.
+    The fused operations are included only if the row has any.
     """
     return {
         "name": row.name,
@@ -87,19 +87,19 @@ def describe(row: Row) -> dict[str, Any]:
 
 
 def _fused(fusion: Fusion | None) -> dict[str, Any]:
-    """The choices of a fusion that are any."""
-    found: dict[str, Any] = {}
+    """The choices of a fusion that differ from no fusion."""
+    choices: dict[str, Any] = {}
     if fusion is not None and fusion.epilogue_dtypes:
-        found["epilogue_dtypes"] = [[dtype.name for dtype in allowed] for allowed in fusion.epilogue_dtypes]
+        choices["epilogue_dtypes"] = [[dtype.name for dtype in allowed] for allowed in fusion.epilogue_dtypes]
     if fusion is not None and fusion.epilogues != NOTHING.epilogues:
-        found["epilogues"] = [epilogue.name for epilogue in fusion.epilogues]
+        choices["epilogues"] = [epilogue.name for epilogue in fusion.epilogues]
     if fusion is not None and fusion.scales != NOTHING.scales:
-        found["scales"] = [[mode.name if mode is not None else None for mode in pair] for pair in fusion.scales]
-    return found
+        choices["scales"] = [[mode.name if mode is not None else None for mode in pair] for pair in fusion.scales]
+    return choices
 
 
 def rule_text(rule: Rule) -> str:
-    """What a rule asks for: the first line of its docstring, or its name."""
+    """The requirement of a rule: the first line of its docstring, or its name."""
     return (rule.__doc__ or str(getattr(rule, "__name__", rule))).strip().splitlines()[0]
 
 
@@ -114,18 +114,18 @@ def _print(rows: list[Row]) -> None:
     lines = [_cells(row, labels) for row in rows]
     shown = [name for name in HEAD if any(name in line for line in lines)]
     cells = [shown, *([line.get(name, "-") for name in shown] for line in lines)]
-    room = width()
-    if room is not None and max(map(len, columns(cells, None)[0])) > room:
+    columns_available = width()
+    if columns_available is not None and max(map(len, columns(cells, None)[0])) > columns_available:
         shown = [*shown[: shown.index("library function")], "library", *shown[shown.index("library function") :]]
         cells = [shown, *([_shorter(line).get(name, "-") for name in shown] for line in lines)]
     print_aligned(cells, head=True, spare=SPARE)
     say(f"\n{len(rows)} rows, in order of priority.{' Epilogues:' if labels else ''}")
     for epilogues, label in labels.items():
         say(f"  {label.partition(' ')[2]} {' '.join(epilogue.name for epilogue in epilogues)}", hang=6)
-    said = dict.fromkeys((row.op, row.nonfinite) for row in rows if row.nonfinite)
-    if said:
+    statements = dict.fromkeys((row.op, row.nonfinite) for row in rows if row.nonfinite)
+    if statements:
         say("NaN and infinities:")
-        print_aligned(list(said), indent="  ")
+        print_aligned(list(statements), indent="  ")
     noted = [row for row in rows if row.note]
     if noted:
         say("Notes:")
@@ -133,7 +133,7 @@ def _print(rows: list[Row]) -> None:
 
 
 def _shorter(cells: dict[str, str]) -> dict[str, str]:
-    """Cells with the library's name apart, which takes less room than its function, and equal dtypes counted."""
+    """Cells with only the library's name, which is shorter than the function, and with counts of equal dtypes."""
     runs = [(name, len(list(same))) for name, same in groupby(cells["dtypes"].split())]
     dtypes = " ".join(name if count == 1 else f"{count}×{name}" for name, count in runs)  # noqa: RUF001
     return cells | {"dtypes": dtypes, "library": cells["library function"].partition(".")[0]}

@@ -1,8 +1,8 @@
 """`python -m dispatch top [PID]`: a live view of the GPUs, or of the supervisors of a running process.
 
 The process need not be prepared for it: its status servers (status_server.py) are queried regularly, and their answers
-are printed. Without a process it is the GPUs, by NVML (gpu_view.py). `--once --json` is for scripts. Nothing here
-touches a device.
+are printed. Without a process it shows the GPUs, by NVML (gpu_view.py). `--once --json` is for scripts. Nothing here
+uses a device.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["add_arguments", "run", "with_rates"]
 
 Facts = dict[str, Any]
-LONGEST = 1e6  # seconds between looks
+LONGEST = 1e6  # seconds between queries
 COUNTS = ("queued", "running", "done", "failed", "cancelled")
 UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show the GPUs, or the supervisors until they have ended; 1 where there is none, or somebody else answers."""
+    """Show the GPUs, or the supervisors until they end; returns 1 if there are none, or if the process is not ours."""
     if not 0 <= options.interval <= LONGEST:
         raise BadRequest("--interval", str(options.interval), f"seconds from 0 to {LONGEST:g}")
     if options.pid is None:
@@ -71,7 +71,7 @@ def _report_no_supervisor(pid: int, *, seen: bool) -> int:
 
 
 def _is_sound(facts: Facts) -> bool:
-    """Whether an answer has all facts that are shown: another version of this library might send others."""
+    """Whether an answer has all values that are shown: another version of this library might send others."""
     try:
         _lines(with_rates([facts], [])[0])
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
@@ -80,7 +80,7 @@ def _is_sound(facts: Facts) -> bool:
 
 
 def with_rates(now: list[Facts], before: list[Facts]) -> list[Facts]:
-    """Each supervisor's facts with `done_per_second` since the look before; None where there was none."""
+    """Each supervisor's facts with `done_per_second` since the previous query; None if there was none."""
     last = {facts["supervisor"]: facts for facts in before}
     return [{**facts, "done_per_second": _rate(facts, last.get(facts["supervisor"]))} for facts in now]
 
@@ -90,7 +90,7 @@ def _rate(facts: Facts, last: Facts | None) -> float | None:
         return None
     try:
         rate: float = (facts["done"] - last["done"]) / (facts["time"] - last["time"])
-    except OverflowError:  # no counts of ours, but of whoever answers
+    except OverflowError:  # the counts come from the other process, and may be invalid
         return None
     return rate
 

@@ -1,1 +1,1 @@
-"""What an op family is made of: requests, rows, operands, and what families share of shapes and layouts."""
+"""The parts of an op family: requests, rows and operands; also shapes and layouts that families share."""

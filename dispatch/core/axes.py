@@ -1,4 +1,4 @@
-"""Axes of tensors in the terms of cuDNN's descriptors: merged where they lie in memory as one, padded to four.
+"""Axes of tensors for cuDNN's descriptors: adjacent axes are merged if memory allows, and padded to four.
 
 Plans of ops that treat axes alike (elementwise, along one axis, over several) use it, so that a tensor of any rank fits
 a descriptor of four to eight extents. Pure arithmetic; it knows no library.
@@ -27,19 +27,19 @@ class Axis(NamedTuple):
 
 
 def merge(layouts: Sequence[Layout], groups: Sequence[int], *, in_order: bool = False) -> list[Axis]:
-    """The axes of tensors of one shape, with neighbours of one group joined where every tensor steps evenly over both.
+    """The axes of tensors of one shape; neighbours of one group are merged if every tensor has one stride for both.
 
-    Neighbours are those in the first tensor's memory, or with `in_order` those in the shape. Axes of extent 1 are
-    dropped. A tensor may have extent 1 where the first has more (what a reduction leaves): it does not step there.
-    Tensors without elements have no axes: nothing steps over them.
+    Neighbours are adjacent in the first tensor's memory, or with `in_order` in the shape. Axes of extent 1 are dropped.
+    A tensor may have extent 1 where the first has more (the result of a reduction); its stride is 0 there. Tensors
+    without elements have no axes.
     """
     if layouts[0].size == 0:
         return []
     axes = []
     for place, (extent, group) in enumerate(zip(layouts[0].shape, groups, strict=True)):
         if extent != 1:
-            steps = tuple(layout.strides[place] if layout.shape[place] == extent else 0 for layout in layouts)
-            axes.append(Axis(extent, steps, group))
+            strides = tuple(layout.strides[place] if layout.shape[place] == extent else 0 for layout in layouts)
+            axes.append(Axis(extent, strides, group))
     if not in_order:
         axes.sort(key=lambda axis: -abs(axis.strides[0]))
     merged: list[Axis] = []
@@ -54,29 +54,29 @@ def merge(layouts: Sequence[Layout], groups: Sequence[int], *, in_order: bool = 
 
 
 def alike(one: Layout, other: Layout) -> bool:
-    """Whether two tensors of one shape have the same strides, where these matter.
+    """Whether two tensors of one shape have the same strides.
 
-    Those of axes of one element do not, nor any of a tensor without elements.
+    Strides of axes of one element are ignored, and all strides of a tensor without elements.
     """
-    steps = zip(one.shape, one.strides, other.strides, strict=True)
-    return one.size == 0 or all(extent == 1 or first == second for extent, first, second in steps)
+    axes = zip(one.shape, one.strides, other.strides, strict=True)
+    return one.size == 0 or all(extent == 1 or first == second for extent, first, second in axes)
 
 
 def strides_apart(request: Any, first: str, *others: str) -> str:
-    """For a rule: the reason where an operand's strides differ from those of the first, "" where none do."""
+    """For a rule: the reason if an operand's strides differ from those of the first, else ""."""
     layout = request.layout_of(first)
-    apart = next((name for name in others if not alike(layout, request.layout_of(name))), None)
-    return f"needs {apart} with the strides of {first} {layout}, has {request.layout_of(apart)}" if apart else ""
+    other = next((name for name in others if not alike(layout, request.layout_of(name))), None)
+    return f"needs {other} with the strides of {first} {layout}, has {request.layout_of(other)}" if other else ""
 
 
 def gapless(layout: Layout) -> bool:
-    """Whether a tensor of positive strides lies in memory without gaps, its axes in any order."""
+    """Whether a tensor of positive strides has no gaps in memory, with its axes in any order."""
     reach = 1 + sum((extent - 1) * step for extent, step in zip(layout.shape, layout.strides, strict=True))
     return layout.size == 0 or reach == layout.size
 
 
 def gaps_left_open(request: Any, first: str) -> str:
-    """For a rule: the reason where an operand has gaps that an `out` left open, which is dense, has not."""
+    """For a rule: the reason if an operand has gaps and `out` is not given; an allocated output is dense."""
     layout = request.layout_of(first)
     if request.out is not None or gapless(layout):
         return ""
@@ -84,18 +84,18 @@ def gaps_left_open(request: Any, first: str) -> str:
 
 
 def describable(*layouts: Layout) -> str:
-    """For a rule: the reason where cuDNN's descriptors cannot express one of the layouts, "" where they can.
+    """For a rule: the reason if cuDNN's descriptors cannot express one of the layouts, else "".
 
-    A tensor without elements needs no descriptor: nothing is launched.
+    A tensor without elements needs no descriptor, because nothing is launched.
     """
     for layout in layouts:
         if not layout.size:
             continue
         if layout.alignment < layout.dtype.itemsize:
             return f"needs {layout.dtype} at multiples of {layout.dtype.itemsize} bytes, has {layout.alignment}"
-        steps = [step for extent, step in zip(layout.shape, layout.strides, strict=True) if extent > 1]
-        if min(steps, default=1) < 1:
+        strides = [step for extent, step in zip(layout.shape, layout.strides, strict=True) if extent > 1]
+        if min(strides, default=1) < 1:
             return f"needs strides above 0, has {layout}: copy it with dev.array(x)"
-        if max((layout.size, *layout.shape, *steps), default=0) > LIMIT:
+        if max((layout.size, *layout.shape, *strides), default=0) > LIMIT:
             return f"needs extents, strides and sizes up to {LIMIT}, has {layout}"
     return ""

@@ -1,17 +1,17 @@
 """The fast path of repeated calls: from the operands of a call to its plan, without making a request.
 
-A request function looks in its executor's cache by request class, layouts and choices (the fields that are no
-tensors). It finds a function `fast_call`, which enqueues the plan on the operands of this call, or returns CACHE_MISS
-where a request has to be made: the request checks everything and explains what is wrong. `fast_call` does exactly what
-the request would do: the same plan, the same addresses in the same order, the same reads and writes, the same result.
+A request function looks in its executor's cache by request class, layouts and choices (the fields that are not
+tensors). The entry is a function `fast_call`, which enqueues the plan on the operands of this call, or returns
+CACHE_MISS if a request is needed: the request checks everything and explains errors. `fast_call` does exactly what the
+request would do: the same plan, the same addresses in the same order, the same reads and writes, the same result.
 
-A key matches more than it should, because 1, True and 1.0 are equal, and so are 0.0 and -0.0; `fast_call` tells these
-apart. It also checks what depends on addresses: whether a tensor that is written overlaps another one. The distances at
-which two operands overlap follow from their layouts, so that this is a subtraction and two comparisons a pair.
-Alignment and read-only memory are part of a layout.
+A key matches more calls than it should, because 1, True and 1.0 are equal, and so are 0.0 and -0.0; `fast_call`
+distinguishes these. It also checks what depends on addresses: whether a tensor that is written overlaps another one.
+The distances at which two operands overlap follow from their layouts, so the check takes a subtraction and two
+comparisons for each pair. Alignment and read-only memory are part of a layout.
 
 The code of `fast_call` is generated: it names each operand and has no loops. Calls with the same set of operands share
-it (`CallForm`). Nothing here keeps a tensor or a request, and nothing here knows an op.
+it (`CallForm`). This module keeps no tensors and no requests, and knows no op.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ __all__ = [
     "unpacking_line",
 ]
 
-MAX_CALLS = 4096  # on one executor; the oldest goes first, for each keeps its plan
-MAX_FORMS = 1024  # of all classes
-CACHE_MISS = object()  # returned by `fast_call` where a request has to be made
-Pair = tuple[str, str, bool]  # two operands of which one is written; whether they may be one view
+MAX_CALLS = 4096  # cached calls of one executor; the oldest is dropped first, because each keeps its plan alive
+MAX_FORMS = 1024  # cached forms of all classes
+CACHE_MISS = object()  # returned by `fast_call` if a request is needed
+Pair = tuple[str, str, bool]  # two operands, at least one of them written; whether they may be one view
 
 
 class CallForm(NamedTuple):
@@ -65,9 +65,9 @@ class CallForm(NamedTuple):
 
     parameters: tuple[str, ...]  # operands and choices, in the order of `fast_call`'s parameters
     choices: tuple[str, ...]
-    order: tuple[str, ...]  # of the addresses; 0 stands for an operand that is absent
+    order: tuple[str, ...]  # order of the addresses; 0 for an absent operand
     reads: tuple[str, ...]
-    writes: tuple[str, ...]  # those that are given
+    writes: tuple[str, ...]  # given operands that are written
     made: tuple[str, ...]  # the outputs that are allocated
     results: tuple[str, ...]
     pairs: tuple[Pair, ...]
@@ -86,12 +86,12 @@ def executor_on(device: Device) -> Any:
     return device.executor()
 
 
-# -- what is kept of a call -------------------------------------------------------------------------------------------
+# -- caching a call ---------------------------------------------------------------------------------------------------
 def cache_call(executor: Any, calls: dict[Any, Any], key: tuple[Any, ...], request: OperandRequest) -> None:
-    """Store `fast_call` for the next call of the same key, if a request that has run stands for all such calls."""
+    """Store `fast_call` for the next call of the same key, if the request that has run represents all such calls."""
     bound = request.bound
     if getattr(bound, "executor", None) is not executor or not request.is_plain or request.framework is not None:
-        return  # the host's plans need requests; other libraries' operands have no layout to be looked up by
+        return  # the host's plans need requests; other libraries' operands have no layout for the key
     operands, choices = fields_of(type(request))
     values = key[1 + len(operands) :]
     if not all(map(is_constant, values)):
@@ -100,19 +100,19 @@ def cache_call(executor: Any, calls: dict[Any, Any], key: tuple[Any, ...], reque
     uses = {name: (tensor.layout, written) for name, tensor, written in request.tensors()}
     if not uses.keys() <= set(order):
         return
-    made = request.unallocated()
+    outputs = request.unallocated()
     form = CallForm(
         parameters=(*operands, *choices),
         choices=choices,
         order=order,
         reads=tuple(name for name, (_, written) in uses.items() if not written),
         writes=tuple(name for name, (_, written) in uses.items() if written),
-        made=tuple(made),
+        made=tuple(outputs),
         results=tuple(request.outputs()),
         pairs=overlap_pairs(request),
     )
     bounds = [overlap_bounds(uses[one][0], uses[other][0]) for one, other, _ in form.pairs]
-    fast_call = _maker(form)(bound.plan, values, tuple(made.values()), *zip(*bounds, strict=True))
+    fast_call = _maker(form)(bound.plan, values, tuple(outputs.values()), *zip(*bounds, strict=True))
     if len(calls) >= MAX_CALLS:
         calls.pop(next(iter(calls)), None)
     calls[key] = fast_call
@@ -126,7 +126,7 @@ def overlap_pairs(request: Request) -> tuple[Pair, ...]:
 
 
 def overlap_bounds(one: Layout, other: Layout) -> tuple[int, int, int | None]:
-    """The distances of two addresses between which the tensors may overlap, and that at which they are one view."""
+    """The range of address distances at which the tensors may overlap, and the distance at which they are one view."""
     same = (one.dtype, one.shape, one.strides) == (other.dtype, other.shape, other.strides)
     if one.size == 0 or other.size == 0:
         return 0, 0, None
@@ -143,18 +143,18 @@ def _maker(form: CallForm) -> Callable[..., Callable[..., Any]]:
             f"if not ({' and '.join(f'{name} is _held_{name}' for name in form.choices)}):",
             f"    if not _same(({', '.join(held)},), ({', '.join(form.choices)},)):",
             "        return _CACHE_MISS",
-            # Equal but other objects: the next call is likely to have these very ones.
+            # Equal but different objects: the next call is likely to have the same objects as this one.
             f"    {', '.join(held)}, = {', '.join(form.choices)},",
         ]
         lines = [f"nonlocal {', '.join(held)}", *lines]
-    given = (*form.reads, *form.writes)
-    lines += [f"if {' or '.join(f'_type({name}) is not _Tensor' for name in given)}:", "    return _CACHE_MISS"]
-    lines += [f"_at_{name} = {name}.ptr" for name in given]
+    operands = (*form.reads, *form.writes)
+    lines += [f"if {' or '.join(f'_type({name}) is not _Tensor' for name in operands)}:", "    return _CACHE_MISS"]
+    lines += [f"_at_{name} = {name}.ptr" for name in operands]
     if form.pairs:
         lines += [f"if {' or '.join(starmap(overlap_condition, enumerate(form.pairs)))}:", "    return _CACHE_MISS"]
     lines += [f"{name} = _executor.empty(*_made_{name})" for name in form.made]
     lines += [f"_at_{name} = {name}.ptr" for name in form.made]
-    there = {*given, *form.made}
+    there = {*operands, *form.made}
     addresses = tuple_code([f"_at_{name}" if name in there else "0" for name in form.order])
     lines += [
         f"_executor.enqueue(_plan, {addresses}, {tuple_code(form.reads)}, {tuple_code((*form.writes, *form.made))})",
@@ -178,12 +178,12 @@ def _maker(form: CallForm) -> Callable[..., Callable[..., Any]]:
     ]
     scope: dict[str, Any] = {"_Tensor": Tensor, "_CACHE_MISS": CACHE_MISS, "_same": is_same_choice, "_type": type}
     exec("\n".join(source), scope)
-    made: Callable[..., Callable[..., Any]] = scope["make"]
-    return made
+    make: Callable[..., Callable[..., Any]] = scope["make"]
+    return make
 
 
 def overlap_condition(number: int, pair: Pair) -> str:
-    """The condition, as code, that two operands may overlap without being a view that is allowed in place."""
+    """The condition, as code, that two operands may overlap and are not the same view, if that is allowed in place."""
     one, other, in_place = pair
     distance = f"_at_{other} - _at_{one}"
     overlapping = f"_low_{number} < {distance} < _high_{number}"
@@ -191,9 +191,9 @@ def overlap_condition(number: int, pair: Pair) -> str:
 
 
 def unpacking_line(word: str, names: Iterable[object], values: str) -> list[str]:
-    """The line that unpacks values into names `word_…`; no line where there are no names."""
-    found = [f"{word}_{name}" for name in names]
-    return [f"{tuple_code(found)} = {values}"] if found else []
+    """The line that unpacks values into names `word_…`; no line without names."""
+    targets = [f"{word}_{name}" for name in names]
+    return [f"{tuple_code(targets)} = {values}"] if targets else []
 
 
 def tuple_code(names: Sequence[str]) -> str:
@@ -210,12 +210,12 @@ def is_constant(value: Any) -> bool:
     """Whether a choice cannot change and equals itself; an instance of a user's class may change."""
     kind = type(value)
     if kind is float or kind in NUMBERS:
-        return bool(value == value)  # no NaN
+        return bool(value == value)  # False for NaN
     if kind is tuple or (kind.__bases__ == (tuple,) and "__eq__" not in vars(kind)):  # a NamedTuple
         return all(map(is_constant, value))
     if kind is type:
         return issubclass(value, np.generic) or value in (bool, int, float, complex)
-    if getattr(kind, "is_constant", None) is True:  # one that says so, whatever it holds
+    if getattr(kind, "is_constant", None) is True:  # a class that declares it
         return True
     if "__dataclass_params__" in vars(kind):
         return kind.__dataclass_params__.frozen and all(is_constant(getattr(value, f.name)) for f in fields(value))
@@ -223,7 +223,7 @@ def is_constant(value: Any) -> bool:
 
 
 def is_same_choice(held: Any, given: Any) -> bool:
-    """Whether two equal choices mean the same to a request, too: 1 is not True, and 0.0 is not -0.0."""
+    """Whether two equal choices also mean the same to a request: 1 is not True, and 0.0 is not -0.0."""
     if held is given:
         return True
     if type(held) is not type(given):

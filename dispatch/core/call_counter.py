@@ -1,7 +1,7 @@
-"""Numbered calls, for ops whose every call continues where the last one ended, as a random generator does.
+"""Numbered calls, for ops in which every call continues where the last one ended, as in a random generator.
 
-A library that keeps the position itself would miss the calls that are launched as recorded graphs. So neither library
-nor plan keeps it: each call is given its number, as an argument after the addresses.
+A library that tracks the position itself would miss the calls that are launched as recorded graphs. So neither the
+library nor the plan tracks it: each call gets its number as an argument after the addresses.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ __all__ = ["CallCounter", "CallNumber", "as_trial"]
 
 
 class CallNumber(int):
-    """The number of a call; a type of its own, so that it is not taken for an address."""
+    """The number of a call; a separate type, so that it is not confused with an address."""
 
     __slots__ = ()
 
 
 @names_arguments
 class CallCounter:
-    """Numbers the calls of the plans that are made with it: 0, 1, 2, …, however each call is carried out.
+    """Numbers the calls of the plans that are made with it: 0, 1, 2, …, however each call is launched.
 
     A plan declares it, `Plan(row, capture_safe=True, counter=counter)`, and its `enqueue` gets the number of the call
-    as its last argument. The position of a call must follow from that number alone, because the library does not see
-    launches of a recorded graph: before it calls the library, `enqueue` sets the generator's offset to the number times
-    what one call consumes. Once it is known which words of the recorded call grow by a fixed step with the number, the
-    graph is launched with the words of each call. A plan that counts by itself always stays with the library's calls.
+    as its last argument. The position of a call must depend on that number alone, because the library does not see
+    launches of a recorded graph: before `enqueue` calls the library, it sets the generator's offset to the number times
+    the amount that one call consumes. Once the executor knows which words of the recorded call grow by a fixed step
+    with the number, it launches the graph with the words of each call. A plan that counts by itself always uses the
+    library's calls.
 
-    Guarantees: each number goes to one call, whichever threads call; calls that are made only to record, time or
-    compare take none. A call that raises may have used up its number. A call inside the caller's stream capture takes
-    its number once, and every launch of that graph repeats it. Child processes count on their own.
+    Guarantees: each number goes to one call, whichever threads call; calls that only record, time or compare take no
+    number. A call that raises may have used its number. A call inside the caller's stream capture takes its number
+    once, and every launch of that graph repeats it. Each child process counts separately.
     """
 
     __slots__ = ("_given_back", "_numbers")
@@ -42,21 +43,21 @@ class CallCounter:
         self.reset(first)
 
     def reset(self, first: int = 0) -> None:
-        """Start counting anew from `first`; no call may be under way."""
+        """Restart the count at `first`; no call may be under way."""
         self._numbers, self._given_back = count(first), deque[CallNumber]()
 
     def take(self) -> CallNumber:
-        """The number of a call that begins now."""
+        """The number for a call that begins now."""
         try:
             return self._given_back.popleft()  # atomic, as `next` below is
         except IndexError:
             return CallNumber(next(self._numbers))
 
     def give_back(self, number: CallNumber) -> None:
-        """Return a number with which nothing was enqueued; the next call takes it."""
+        """Return a number that was not used to enqueue anything; the next call takes it."""
         self._given_back.append(number)
 
 
 def as_trial(plan: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments of a call that is only recorded or timed: with a number, where the plan's calls have one."""
+    """The arguments of a call that is only recorded or timed, with a number if the plan has a counter."""
     return arguments if plan.counter is None else (*arguments, CallNumber(1))

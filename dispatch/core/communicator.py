@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 __all__ = ["DEADLINE", "Communicator", "Ranks", "communicator_of"]
 
-DEADLINE = 300.0  # seconds that a collective may take, unless a communicator is made with another
+DEADLINE = 300.0  # seconds that a collective may take by default
 
 
 class Ranks(Protocol):
-    """What a request takes as `comm`: a communicator, or a world, which stands for its present communicator."""
+    """The type of `comm` in requests: a communicator, or a world, which stands for its current communicator."""
 
     @property
     def communicator(self) -> Communicator:
@@ -35,20 +35,20 @@ class Ranks(Protocol):
 
 
 class Communicator(ABC):
-    """The ranks that take part in a collective, and this one's place among them.
+    """The ranks that take part in a collective, and this one's rank.
 
-    Guarantees: once it has failed or is closed, every call raises, on each thread, and nothing waits on it any more.
+    Guarantees: once it has failed or is closed, every call raises, on each thread, and no call waits for it any more.
     Calls of one communicator must be made in the same order on all its ranks; any thread may make them.
 
     Attributes:
         rank, size: this rank, and how many there are.
         device: the device whose memory it moves.
-        generation: which of its world's communicators it is, from 0.
+        generation: its number among the communicators of its world, from 0.
         deadline: seconds that a collective may take.
         error: the error that it failed with, None while it works.
     """
 
-    library: ClassVar[str]  # the name by which rows and plans know it
+    library: ClassVar[str]  # the name that rows and plans match
     is_constant: ClassVar[bool] = True  # remembered calls compare it by identity (core/call_cache.py)
 
     def __init__(
@@ -65,11 +65,11 @@ class Communicator(ABC):
 
     @property
     def communicator(self) -> Communicator:
-        """Itself: a request takes it for its ranks, as it does a world."""
+        """This communicator; requests call this method, which a world has, too."""
         return self
 
     def check(self) -> None:
-        """Raise the error that it failed with, or Closed where it was closed."""
+        """Raise the error that it failed with, or Closed if it was closed."""
         if self.error is not None:
             raise self.failure()
         if self.closed:
@@ -78,13 +78,13 @@ class Communicator(ABC):
     def failure(self) -> CollectiveError:
         """A copy of the error that it failed with, so that each thread has its own traceback."""
         error = self.error or CollectiveError(f"{self!r} failed")
-        made: tuple[Any, ...] = tuple(error.__reduce__())
-        copy: CollectiveError = made[0](*made[1])
+        reduced: tuple[Any, ...] = tuple(error.__reduce__())
+        copy: CollectiveError = reduced[0](*reduced[1])
         copy.__cause__ = error.__cause__
         return copy
 
     def fail(self, error: CollectiveError) -> None:
-        """Refuse further calls and end those under way; only the first error counts."""
+        """Refuse further calls and end those under way; only the first error is kept."""
         with self._failing:
             if self.error is not None or self.closed:
                 return
@@ -94,12 +94,12 @@ class Communicator(ABC):
             watcher(error)
 
     def raise_failed(self, error: CollectiveError) -> NoReturn:
-        """Call `fail` and raise the error; where it had failed before, the earlier one."""
+        """Call `fail` and raise the error; if it had failed before, the earlier one."""
         self.fail(error)
         raise self.failure()
 
     def abort(self, why: str = "it was aborted") -> None:
-        """End what is under way on this rank; every later call raises CollectiveError."""
+        """End the calls under way on this rank; every later call raises CollectiveError."""
         self.fail(CollectiveError(f"{self!r}: {why}"))
 
     @abstractmethod
@@ -147,9 +147,9 @@ class Communicator(ABC):
 
 
 def communicator_of(given: Any) -> Communicator:
-    """The communicator that a request was given, or a world's present one; BadRequest for anything else."""
-    found = getattr(given, "communicator", None)
-    if not isinstance(found, Communicator):
+    """The given communicator, or the current one of a given world; BadRequest for anything else."""
+    current = getattr(given, "communicator", None)
+    if not isinstance(current, Communicator):
         hint = "dispatch.World.from_env(), .from_mpi(comm) and .local(devices) make worlds"
         raise BadRequest("comm", f"a {type(given).__name__}", "a World, or one of its communicators", hint)
-    return found
+    return current

@@ -1,7 +1,7 @@
 """NumPy counterparts of a caller's CUDA C++ operators, when requests with such operators go to child processes.
 
-A child process on the host needs the NumPy function, so that must pickle; a child on a GPU never calls it. So a
-function that does not pickle is left out, and only calling it in the child raises.
+A child process on the host needs the NumPy function, so the function must pickle; a child on a GPU never calls it. A
+function that does not pickle is left out, and raises only if the child calls it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["state_of", "unnamed"]
 
 
 def unnamed() -> Any:
-    """Raise BadRequest: stands in a child process for a function that does not pickle, and on a GPU for any."""
+    """Raise BadRequest; in a child process it replaces a function that does not pickle, and on a GPU every function."""
     raise BadRequest("numpy", "a function that does not pickle", "one of a module, for a child process", "no lambda")
 
 
@@ -31,6 +31,6 @@ def state_of(operator: Any, missing: Callable[..., Any] = unnamed) -> dict[str, 
     state = {one.name: getattr(operator, one.name) for one in fields(operator)}
     try:
         pickle.dumps(operator.numpy)
-    except Exception:  # noqa: BLE001  # whatever it is of
+    except Exception:  # noqa: BLE001  # pickling may raise anything
         state["numpy"] = missing
     return state

@@ -1,6 +1,6 @@
-"""Factors (alpha, beta) that requests give by value: which numbers are allowed, and how plans take them.
+"""Factors (alpha, beta) that requests pass by value: the allowed numbers, and their form as arguments of plans.
 
-A plan depends on a factor only in whether the operand that it multiplies is read. In `arguments`, factors follow the
+A plan depends on a factor only for whether the operand that it multiplies is read. In `arguments`, factors follow the
 addresses.
 """
 
@@ -51,7 +51,7 @@ class FactorRequest(OperandRequest[R_co]):
 
     numbers: ClassVar[tuple[str, ...]] = ()  # the fields that are factors, in the order of the plan's arguments
     added: ClassVar[str] = "c"  # the operand that beta multiplies, if there is such a field
-    real: ClassVar[tuple[str, ...]] = ()  # the factors that are real even where the operands are complex
+    real: ClassVar[tuple[str, ...]] = ()  # the factors that are real even if the operands are complex
 
     @property
     def factor_dtype(self) -> Dtype:
@@ -65,9 +65,9 @@ class FactorRequest(OperandRequest[R_co]):
         return self.added in self.reads and getattr(self, self.added) is not None
 
     def factor(self, name: str) -> complex:
-        """A factor as plans take it (`as_argument`); a `beta` of None is 1 where there is a c, else 0."""
-        given: Any = getattr(self, name)
-        return float(self.has_c) if given is None else as_argument(given)
+        """A factor as plans take it (`as_argument`); a `beta` of None is 1 if there is a c, else 0."""
+        value: Any = getattr(self, name)
+        return float(self.has_c) if value is None else as_argument(value)
 
     @property
     def reads_c(self) -> bool:
@@ -75,12 +75,12 @@ class FactorRequest(OperandRequest[R_co]):
         return self.has_c and ("beta" not in self.numbers or self.factor("beta") != 0)
 
     def check_factors(self) -> None:
-        """Raise BadRequest for factors that are no numbers, or complex where they must be real."""
+        """Raise BadRequest for factors that are not numbers, or complex if they must be real."""
         is_complex, may_add = self.factor_dtype.is_complex, self.added in self.reads
         for name in self.numbers:
-            given: Any = getattr(self, name)
-            if given is not None or name != "beta" or not may_add:
-                check_factor(name, given, may_be_complex=is_complex and name not in self.real)
+            value: Any = getattr(self, name)
+            if value is not None or name != "beta" or not may_add:
+                check_factor(name, value, may_be_complex=is_complex and name not in self.real)
         if "beta" in self.numbers and may_add and not self.has_c and self.factor("beta") != 0:
             hint = f"to add to it in place give {self.added}=x, out=x"
             raise BadRequest("beta", shown(getattr(self, "beta", None)), f"0 without {self.added}", hint)
@@ -101,5 +101,5 @@ class ScaledRequest(FactorRequest[R_co]):
         most = float(MAX_FLOAT) if self.factor_dtype in (F64, C128) else F32_MAX
         free = {name: Number(-most, most) for name in self.numbers if name != "beta"}
         if "beta" in self.numbers and self.reads_c:
-            free["beta"] = Number(math.ulp(0.0), most)  # not 0: then c is not read, which needs another plan
+            free["beta"] = Number(math.ulp(0.0), most)  # not 0, for which c is not read, with another plan
         return NamedArguments((*self.reads, *self.writes, *self.numbers), free, self.in_place)

@@ -1,15 +1,15 @@
-"""The fast path of repeated calls over arrays of another library, torch or CuPy: from its own tensors to the plan.
+"""The fast path of repeated calls over arrays of another library, torch or CuPy: from its tensors to the plan.
 
-As in call_cache.py, a repeated call finds its plan without a request; here it makes no tensors of ours either. Memory,
-its lifetime and the order of its uses are the other library's, as in its own functions: all operands are its arrays,
-the call goes on its current stream, and outputs come from its allocator on that stream. So no use of an operand is
-recorded. All other calls go through a request: those with an operand of a third library, on a stream that its library
-may destroy, or with an operand that has to be refused.
+As in call_cache.py, a repeated call finds its plan without a request; here it makes no tensors of ours either. The
+other library manages memory, its lifetime and the order of its uses, as in its own functions: all operands are its
+arrays, the call runs on its current stream, and outputs come from its allocator on that stream. So no use of an operand
+is recorded. All other calls go through a request: those with an operand of a third library, on a stream that its
+library may destroy, or with an invalid operand.
 
 A `CallLookup` serves all calls of a request class over one library's tensors: it reads everything that a layout depends
-on from each operand, and looks up the `fast_call` of a plan by that. Both are generated from the expressions in the
-library's `Code`; nothing here knows a library or an op. `FunctionCallCache` does the same for a function that turns its
-operands into views and makes a request of these.
+on from each operand, and looks up the `fast_call` of a plan by these values. Both are generated from the expressions in
+the library's `Code`; this module knows no library and no op. `FunctionCallCache` does the same for a function that
+makes views of its operands and a request over these views.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class CallLookup(NamedTuple):
     """The generated functions of a class over one library's operands; both get all operands, then all choices."""
 
     run: Callable[..., Any]  # makes the call and returns its result, or CACHE_MISS
-    key: Callable[..., tuple[Any, Any]]  # the executor that may keep the call, or None, and the call's key there
+    key: Callable[..., tuple[Any, Any]]  # the executor that may cache the call, or None, and the key in its cache
 
 
 class FrameworkCallCache(dict[type, Any]):
@@ -60,7 +60,7 @@ class FrameworkCallCache(dict[type, Any]):
 
     def __init__(self, kind: Any, first: str) -> None:
         self.kind, self.first = kind, first
-        self.made: dict[str, CallLookup] = {}  # by a library's name
+        self.made: dict[str, CallLookup] = {}  # by the name of the library
 
     def of(self, framework: Framework, code: Code) -> CallLookup:
         lookup = self.made.get(framework.name)
@@ -75,7 +75,7 @@ class FrameworkCallCache(dict[type, Any]):
 def learn(
     cache: FrameworkCallCache, request: Request[Any], operands: tuple[Any, ...], choices: tuple[Any, ...]
 ) -> None:
-    """Keep a call that went through a request, if the request stands for all calls of its layouts and choices.
+    """Cache a call that went through a request, if the request represents all calls of its layouts and choices.
 
     `operands` and `choices` are those of the call, in the order of the class's fields.
     """
@@ -89,9 +89,9 @@ def learn(
 
 
 def memory_of(request: Request[Any], operands: Sequence[Any]) -> dict[Any, Callable[..., Any]] | None:
-    """The executor's memory for calls whose executor is looked up by stream handle; None if the call is not to be kept.
+    """The executor's call cache, if the executor can be looked up by its stream handle; None if it cannot.
 
-    Another thread may change the table at any time; then the executor has a new memory, and this one is not read again.
+    Another thread may change the table at any time; the executor then has a new cache, and this one is not read again.
     """
     framework, bound = request.framework, request.bound
     code = None if framework is None else framework.code
@@ -125,15 +125,15 @@ def _keep(memory: dict[Any, Callable[..., Any]], key: Any, fast_call: Callable[.
 
 
 def _never(*_: Any) -> Any:
-    """The `fast_call` of a call that was found not to be repeatable in this way."""
+    """The `fast_call` of a call that cannot be repeated in this way."""
     return CACHE_MISS
 
 
 class FunctionCallCache:
     """The fast path of a function over one library's tensors that makes one request over views of its operands.
 
-    `run`, called with the function's operands and then its choices, returns what the function would, or CACHE_MISS:
-    then the function makes the request, runs it, and calls `learn` if the call is not `known`.
+    `run` takes the function's operands and then its choices, and returns the function's result or CACHE_MISS. After a
+    CACHE_MISS the function makes the request, runs it, and calls `learn` if the call is not `known`.
     """
 
     def __init__(self, operands: Sequence[str], choices: Sequence[str], optional: Sequence[str] = ()) -> None:
@@ -143,7 +143,7 @@ class FunctionCallCache:
         self.run: Callable[..., Any] = _never
 
     def known(self, *given: Any) -> bool:
-        """Whether a call of these layouts and choices is remembered, or was found not to be repeatable."""
+        """Whether a call of these layouts and choices is cached, or cached as not repeatable."""
         if self._lookup is None:
             return False
         executor, key = self._lookup.key(*given)
@@ -160,10 +160,10 @@ class FunctionCallCache:
         choices: tuple[Any, ...],
         shapes: Mapping[str, tuple[int, ...]],
     ) -> None:
-        """Keep a call that made this request and ran it.
+        """Cache a call that made this request and ran it.
 
-        `views` maps each operand of the request to that of the function which it is a view of. `shapes` are those in
-        which the function returns the outputs that the request allocates, dense ones of other shapes.
+        `views` maps each operand of the request to the operand of the function that it is a view of. `shapes` has the
+        shapes in which the function returns outputs that the request allocates; these are dense, with other shapes.
         """
         memory = _memory_of(request, operands, choices)
         if memory is None:
@@ -172,8 +172,8 @@ class FunctionCallCache:
             code = request.framework.code
             self._lookup = _lookup(self, self.operands[0], self.operands, self._needed, self.choices, code)
             self.run = self._lookup.run
-        own, adopted = dict(zip(self.operands, operands, strict=True)), request.framework.tensor
-        same_memory = all(tensor.ptr == adopted(name, own[views[name]]).ptr for name, tensor, _ in request.tensors())
+        named, adopted = dict(zip(self.operands, operands, strict=True)), request.framework.tensor
+        same_memory = all(tensor.ptr == adopted(name, named[views[name]]).ptr for name, tensor, _ in request.tensors())
         fast_call = _fast_call(request, self.operands, self.choices, choices, views, shapes) if same_memory else None
         _keep(memory, self._lookup.key(*operands, *choices)[1], _never if fast_call is None else fast_call)
 
@@ -191,7 +191,7 @@ def _lookup(
     layouts = []
     for name in operands:
         pointer, layout = f"_at_{name} = {code.pointer.format(x=name)}", code.layout.format(x=name)
-        if name in needed:  # a tuple within the key would cost 0.1 us more
+        if name in needed:  # a nested tuple in the key would cost 0.1 us more
             lines += [pointer]
             layouts += [f"{layout}, _at_{name} & {ALIGNED}"]
         else:
@@ -204,7 +204,7 @@ def _lookup(
             ]
             layouts += [f"_layout_{name}"]
     lines += [f"_key = (_tag, {', '.join((*layouts, *choices))})"]
-    given = (*operands, *(f"_at_{name}" for name in operands), *choices)
+    arguments = (*operands, *(f"_at_{name}" for name in operands), *choices)
     source = [
         f"def run({', '.join((*operands, *choices))}):",
         "    try:",
@@ -212,7 +212,7 @@ def _lookup(
         "        _fast_call = _executor.calls.get(_key)",
         "    except Exception:",  # the request explains it
         "        return _CACHE_MISS",
-        f"    return _CACHE_MISS if _fast_call is None else _fast_call(_executor, {', '.join(given)})",
+        f"    return _CACHE_MISS if _fast_call is None else _fast_call(_executor, {', '.join(arguments)})",
         f"def key({', '.join((*operands, *choices))}):",
         *(f"    {line.format(none='None, None')}" for line in lines),
         "    return _executor, _key",
@@ -227,17 +227,17 @@ class FrameworkCallForm(NamedTuple):
     """The operands that a call has and how each is used; calls of one form share their generated code."""
 
     framework: Framework
-    operands: tuple[str, ...]  # all that there may be, in order
+    operands: tuple[str, ...]  # all possible operands, in order
     choices: tuple[str, ...]
     given: tuple[str, ...]
-    written: tuple[str, ...]  # of those given
+    written: tuple[str, ...]  # those of `given` that are written
     made: tuple[str, ...]  # the outputs that are allocated
     addresses: tuple[str | None, ...]  # None for an argument that is the same in every call
     results: tuple[str, ...]
     is_tuple: bool
     pairs: tuple[Pair, ...]
-    sized: tuple[str, ...]  # those given that have elements, and so memory
-    unusual: tuple[str, ...]  # conditions, as code, under which elements are not what lies in memory (conjugated views)
+    sized: tuple[str, ...]  # those of `given` that have elements, and so memory
+    unusual: tuple[str, ...]  # conditions, as code, under which memory does not hold the elements (conjugated views)
 
 
 def _fast_call(
@@ -248,22 +248,22 @@ def _fast_call(
     views: Mapping[str, str],
     shapes: Mapping[str, tuple[int, ...]],
 ) -> Callable[..., Any] | None:
-    """The `fast_call` of a request's plan for these operands and choices; None where calls may differ in more."""
+    """The `fast_call` of a request's plan for these operands and choices; None if calls may differ in more."""
     framework, device = request.framework, request.device
     uses = {views.get(name, name): (tensor, written) for name, tensor, written in request.tensors()}
-    made = dict(request.unallocated())
+    outputs = dict(request.unallocated())
     for name, shape in shapes.items():
-        made[name] = (shape, c_strides(shape), made[name][2])
-    makers = [framework.maker(device, *output) for output in made.values()]
+        outputs[name] = (shape, c_strides(shape), outputs[name][2])
+    makers = [framework.maker(device, *output) for output in outputs.values()]
     if None in makers or not uses.keys() <= set(operands):
         return None
-    stand_ins: dict[str, Any] = {name: SimpleNamespace(ptr=0) for name in made}
+    stand_ins: dict[str, Any] = {name: SimpleNamespace(ptr=0) for name in outputs}
     result = request.result(stand_ins)
     results = result if isinstance(result, tuple) else (result,)
     names = {id(tensor): name for name, (tensor, _) in uses.items()}
     names |= {id(tensor): name for name, tensor in stand_ins.items()}
-    if not all(id(one) in names for one in results) or len(names) < len(request.tensors()) + len(made):
-        return None  # one tensor given twice: the next call may have two different ones
+    if not all(id(one) in names for one in results) or len(names) < len(request.tensors()) + len(outputs):
+        return None  # one tensor is given twice: the next call may have two different ones
     guards = {name: framework.guard(tensor.dtype) for name, (tensor, _) in uses.items()}
     places = [views.get(name, name) if name is not None else None for name in request.addresses() or ()]
     pairs = [
@@ -275,8 +275,8 @@ def _fast_call(
         choices=choices,
         given=tuple(uses),
         written=tuple(name for name, (_, written) in uses.items() if written),
-        made=tuple(made),
-        addresses=tuple(name if name in uses or name in made else None for name in places),
+        made=tuple(outputs),
+        addresses=tuple(name if name in uses or name in outputs else None for name in places),
         results=tuple(names[id(one)] for one in results),
         is_tuple=isinstance(result, tuple),
         pairs=tuple(pairs),
@@ -292,10 +292,10 @@ def _fast_call(
 def _maker(form: FrameworkCallForm) -> Callable[..., Callable[..., Any]]:
     """The compiled function that makes a plan's `fast_call`; one for each form."""
     code: Any = form.framework.code
-    given, made = form.given, form.made
-    watched = " or ".join(code.watched.format(x=name) for name in given)
+    operands, outputs = form.given, form.made
+    watched = " or ".join(code.watched.format(x=name) for name in operands)
     conditions = [
-        *(f"_type({name}) not in _kinds" for name in given),
+        *(f"_type({name}) not in _kinds" for name in operands),
         f"({code.watching} and ({watched}))",
         *([f"not ({' and '.join(f'_at_{name}' for name in form.sized)})"] if form.sized else []),
         *form.unusual,
@@ -312,10 +312,10 @@ def _maker(form: FrameworkCallForm) -> Callable[..., Callable[..., Any]]:
             f"    {', '.join(held)}, = {', '.join(form.choices)},",
         ]
     lines += [f"if {' or '.join(conditions)}:", "    return _CACHE_MISS"]
-    for name in made:
+    for name in outputs:
         lines += [f"{name} = _make_{name}()", f"_at_{name} = {code.pointer.format(x=name)}"]
-    if made:  # plans rely on the alignment that our own memory has
-        lines += [f"if ({' | '.join(f'_at_{name}' for name in made)}) & {ALIGNED}:", "    return _CACHE_MISS"]
+    if outputs:  # plans rely on the alignment of memory from our own allocator
+        lines += [f"if ({' | '.join(f'_at_{name}' for name in outputs)}) & {ALIGNED}:", "    return _CACHE_MISS"]
     places = [f"_argument_{n}" if name is None else f"_at_{name}" for n, name in enumerate(form.addresses)]
     lines += [f"_executor.enqueue_at(_plan, {tuple_code(places)})", *(f"_written({name})" for name in form.written)]
     lines += [f"return {tuple_code(form.results) if form.is_tuple else form.results[0]}"]
@@ -324,7 +324,7 @@ def _maker(form: FrameworkCallForm) -> Callable[..., Callable[..., Any]]:
         "def make(_plan, _choices, _arguments, _makers, _lows=(), _highs=(), _ones=()):",
         *(f"    {line}" for line in unpacking_line("_held", form.choices, "_choices")),
         *(f"    {line}" for line in unpacking_line("_argument", range(len(form.addresses)), "_arguments")),
-        *(f"    {line}" for line in unpacking_line("_make", made, "_makers")),
+        *(f"    {line}" for line in unpacking_line("_make", outputs, "_makers")),
         *(
             f"    {line}"
             for end in ("low", "high", "one")

@@ -1,4 +1,4 @@
-"""What a row's function does beside its product: the columns that only rows of products and convolutions have."""
+"""Operations that a row's function fuses with its product: the columns for products and convolutions only."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ UNSCALED: tuple[Modes, ...] = ((None, None),)
 @names_arguments
 @dataclass(frozen=True)
 class Fusion:
-    """What a library function does beside its product, and with which operands.
+    """The operations that a library function fuses with its product, and their operands.
 
     Attributes:
-        epilogue_dtypes: those allowed for the operands that an epilogue adds, in the op's order (matmul: bias, aux of
-            GELU). An empty tuple is an operand that the function does not take.
+        epilogue_dtypes: the allowed dtypes of the operands that an epilogue adds, in the op's order (matmul: bias, aux
+            of GELU). An empty tuple means that the function does not take the operand.
         epilogues: the epilogues that it fuses.
-        scales: the pairs of scale modes (of a, of b) it takes; None in a pair is no scale.
+        scales: the pairs of scale modes (of a, of b) that it takes; None in a pair means no scale.
         trees: whether an epilogue may also be a tree of `dispatch.evt`.
     """
 
@@ -38,10 +38,10 @@ class Fusion:
     trees: bool = False
 
     def takes(self, epilogue: Any) -> bool:
-        """Whether it fuses an epilogue: one by its name, None for none, or a tree."""
+        """Whether it fuses an epilogue: a named one, None for no epilogue, or a tree."""
         if epilogue is None or epilogue.__class__ is Epilogue:
             return epilogue is None or epilogue in self.epilogues
         return self.trees
 
 
-NOTHING = Fusion()  # for rows that have none
+NOTHING = Fusion()  # for rows without fusion

@@ -1,7 +1,7 @@
 """NumPy formulas: one function per op is both the plan of its host rows and the reference of all its rows.
 
 A formula takes a request and a working dtype and returns the outputs by name. Host rows evaluate it in f32 (f64 for
-f64) and round once at the end; evaluated in f64 it is the reference that every row is compared with.
+f64) and round once at the end; evaluated in f64, the formula is the reference that every row is compared with.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def work_of(dtype: Dtype) -> np.dtype[Any]:
 
 
 def largest(dtype: Dtype) -> float:
-    """The largest finite number of a floating point dtype, which cuDNN's kernels start minima from."""
-    limits: Any = ml_dtypes.finfo  # it is untyped
+    """The largest finite number of a floating point dtype; cuDNN's kernels start minima from it."""
+    limits: Any = ml_dtypes.finfo  # ml_dtypes.finfo is untyped
     return float(limits(dtype.numpy).max)
 
 
@@ -70,7 +70,7 @@ def values(tensor: Tensor | None, work: np.dtype[Any]) -> Array:
 
 
 class NumpyPlan(Plan):
-    """A formula as a plan; it runs requests rather than addresses, for NumPy needs the layouts."""
+    """A formula as a plan; it runs requests rather than addresses, because NumPy needs the layouts."""
 
     __slots__ = ("_formula", "_work")
 
@@ -80,14 +80,14 @@ class NumpyPlan(Plan):
 
     @calls_user_code
     def run(self, request: Any, outputs: Operands) -> None:
-        """Compute a request into its outputs; `outputs` holds those that were left to be allocated."""
-        with np.errstate(all="ignore"):  # as on a GPU, an overflow is a value and no warning
+        """Compute a request into its outputs; `outputs` holds those that were allocated."""
+        with np.errstate(all="ignore"):  # as on a GPU, an overflow gives a value without a warning
             results = self._formula(request, self._work)
         self._check_names(request, results, outputs)
-        for name, given in results.items():
+        for name, array in results.items():
             target = outputs.get(name, getattr(request, name))
             if target is not None:
-                store(self._checked(name, given, target), target)
+                store(self._checked(name, array, target), target)
 
     def _check_names(self, request: Any, results: Any, outputs: Operands) -> None:
         """Raise BadRow unless the formula returned a dict with exactly the outputs to be written."""
@@ -106,20 +106,20 @@ class NumpyPlan(Plan):
     def _checked(self, name: str, given: Any, target: Tensor) -> Array:
         """The array that a formula returned for an output.
 
-        BadRow unless it is an array of the output's shape, or a flat one of as many elements, and real where the
-        output is.
+        BadRow unless it is an array of the output's shape, or a flat one of as many elements, and real if the output
+        is.
         """
-        said = f"{self.row.name}: its formula gave {name}"
+        message = f"{self.row.name}: its formula gave {name}"
         if not isinstance(given, (np.ndarray, np.generic)):
-            raise BadRow(f"{said} as {shown(given)}; expected an array")
+            raise BadRow(f"{message} as {shown(given)}; expected an array")
         array: Array = np.asarray(given)
         shape = array.shape
         if array.dtype.kind == "c" and not target.dtype.is_complex:
-            raise BadRow(f"{said} in {array.dtype}; expected real numbers, as {name} is {target.dtype}: take .real")
+            raise BadRow(f"{message} in {array.dtype}; expected real numbers, as {name} is {target.dtype}: take .real")
         if shape == target.shape or (len(shape) == 1 and shape[0] == target.size):
             return array
         if [extent for extent in shape if extent != 1] != [extent for extent in target.shape if extent != 1]:
-            raise BadRow(f"{said} of shape {shape}; expected {target.shape}")
+            raise BadRow(f"{message} of shape {shape}; expected {target.shape}")
         return array
 
 
@@ -139,8 +139,8 @@ def numpy_call(formula: Formula) -> Callable[[Request, object, Row], NumpyPlan]:
         """A plan that computes with NumPy."""
         return numpy_plan(formula, request, executor, row)
 
-    call.__module__ = getattr(formula, "__module__", __name__)  # the op's, by which its cases are found
-    call.__name__ = call.__qualname__ = getattr(formula, "__name__", "call")  # what `explain` shows
+    call.__module__ = getattr(formula, "__module__", __name__)  # the op's module, which has its cases
+    call.__name__ = call.__qualname__ = getattr(formula, "__name__", "call")  # shown by `explain`
     return call
 
 
@@ -157,12 +157,12 @@ def exactly(formula: Formula) -> Callable[[Any], Results]:
 def store(array: Array, tensor: Tensor) -> None:
     """Round values to a host tensor's dtype into its memory."""
     target = tensor.device.view(tensor)
-    with np.errstate(all="ignore"):  # an overflow of f16 is an infinity
+    with np.errstate(all="ignore"):  # an f16 overflow gives infinity
         target[...] = array.astype(target.dtype, copy=False).reshape(target.shape)
 
 
 def sigmoid(x: Array) -> Array:
-    """1 / (1 + e^-x); only numbers of at most 0 are exponentiated, so that nothing overflows."""
+    """1 / (1 + e^-x); e^y is computed only for y of at most 0, so nothing overflows."""
     power = np.exp(-np.abs(x))
     return np.asarray(np.where(x >= 0, x.dtype.type(1), power) / (1 + power))
 

@@ -33,14 +33,14 @@ def dense_strides(shape: Shape, *, last: bool) -> Shape:
 def lies_dense(layout: Layout, *, last: bool) -> bool:
     """Whether a tensor is dense with channels last or first.
 
-    The strides of axes of extent 1 do not matter, nor any of a tensor without elements.
+    Strides of axes of extent 1 are ignored, and all strides of a tensor without elements.
     """
-    steps = zip(layout.shape, layout.strides, dense_strides(layout.shape, last=last), strict=True)
-    return layout.size == 0 or all(extent == 1 or stride == dense for extent, stride, dense in steps)
+    axes = zip(layout.shape, layout.strides, dense_strides(layout.shape, last=last), strict=True)
+    return layout.size == 0 or all(extent == 1 or stride == dense for extent, stride, dense in axes)
 
 
 def dense_image(name: str, layout: Layout) -> str:
-    """The reason for a refusal where an image is not dense with channels first or last, else ""."""
+    """The reason for a refusal if an image is not dense with channels first or last, else ""."""
     is_dense = lies_dense(layout, last=False) or lies_dense(layout, last=True)
     return "" if is_dense else f"needs {name} dense with channels first or last, has {layout}"
 
@@ -51,20 +51,20 @@ def aligned(request: Request[Any]) -> str:
 
 
 def at_multiples(request: Request[Any], nbytes: int | None = None) -> str:
-    """The reason for a refusal where an operand does not begin at a multiple of `nbytes`, or of its element size."""
+    """The reason for a refusal if an operand does not begin at a multiple of `nbytes`, or of its element size."""
     for name, tensor, _ in request.tensors():
         layout = tensor.layout
-        wanted = layout.dtype.itemsize if nbytes is None else nbytes
-        if layout.size and layout.alignment < wanted:
-            return f"needs {name} at a multiple of {wanted} bytes, has {layout.alignment}: copy it"
+        alignment = layout.dtype.itemsize if nbytes is None else nbytes
+        if layout.size and layout.alignment < alignment:
+            return f"needs {name} at a multiple of {alignment} bytes, has {layout.alignment}: copy it"
     return ""
 
 
 def at_16_bytes(request: Request) -> str:
     """Every operand begins at a multiple of 16 bytes, except single elements and integer tensors (lengths, offsets).
 
-    cuDNN's backend is told the alignment of operands, and still accepts graphs with smaller ones. It then refuses to
-    run them, reads from the multiple before, so that results are wrong, or loses the device (seen on an H200, 9.19).
+    cuDNN's backend gets the alignment of operands, but still accepts graphs with a smaller one. It then refuses to run
+    them, reads from the previous multiple, so that results are wrong, or loses the device (seen on an H200, 9.19).
     """
     for name, tensor, _ in request.tensors():
         layout = tensor.layout

@@ -1,17 +1,16 @@
 """The fast path of repeated calls whose operands come in lists or mappings, or may be numbers.
 
-It does what call_cache.py does for operands that are fields: from the operands of a call to its plan, without making a
-request. Here all operands are flattened into one list. Which positions are tensors of ours, tensors of another library
-or numbers is the call's pattern; code is generated for each pattern (list_call_code.py). The request class declares
-which fields hold several operands, and which a number or an operand (`unpacked`); each request declares which operand
-or number every argument of its plan is (`named_arguments`). Both are checked against the request's own arguments before
-any call is kept.
+Like call_cache.py for operands that are fields, it finds the plan of a call without making a request. Here all operands
+are flattened into one list. The call's pattern says which positions are tensors of ours, tensors of another library or
+numbers; code is generated for each pattern (list_call_code.py). The request class declares which fields hold several
+operands, and which a number or an operand (`unpacked`); each request declares which operand or number every argument of
+its plan is (`named_arguments`). Both are checked against the request's own arguments before a call is cached.
 
-A key consists of the layouts of all operands, the names in a mapping, the types of numbers, and the choices. Of a
-number that is passed by value `fast_call` checks the range; a number that the plan may depend on must be the same.
-Where some operands are another library's, all operands that are written must be; its stream and its allocator keep the
-order, as in framework_call_cache.py, and tensors of ours may only be read. Nothing here keeps a tensor or a request,
-and nothing here knows an op.
+A key consists of the layouts of all operands, the names in a mapping, the types of numbers, and the choices. For a
+number that is passed by value, `fast_call` checks the range; a number that the plan may depend on must be the same.
+If some operands belong to another library, all operands that are written must; its stream and its allocator provide the
+order, as in framework_call_cache.py, and tensors of ours may only be read. This module keeps no tensors and no
+requests, and knows no op.
 """
 
 from __future__ import annotations
@@ -52,13 +51,13 @@ if TYPE_CHECKING:
 
 __all__ = ["ListCallCache"]
 
-MOST_PAIRS = 48  # up to so many pairs of operands are compared one by one; beyond that all ranges are sorted
+MOST_PAIRS = 48  # up to this number, pairs of operands are compared one by one; beyond it, all ranges are sorted
 REAL = (int, float, np.float32, np.float64)
-SEVERAL = "several"  # of a field, beside the kinds of a position
+SEVERAL = "several"  # the kind of a field with several operands; other fields have the kinds of positions
 
 
 class ListCallCache:
-    """The fast path of one request class: called with the values of its fields, it returns what a run returns."""
+    """The fast path of one request class: called with the values of its fields, it returns the result of a run."""
 
     __slots__ = ("_has_several", "_lookups", "_make", "_names", "_sorts")
 
@@ -66,17 +65,21 @@ class ListCallCache:
         """`make` makes a request from arguments called `names`; by default it is the class, with its fields."""
         self._make: Callable[..., Request] = kind if make is None else make
         self._names = names or tuple(field.name for field in fields(kind))
-        said = kind.unpacked
-        sorts = {said.device: DEVICE, **dict.fromkeys(said.several, SEVERAL), **dict.fromkeys(said.numbers, NUMBER)}
+        unpacked = kind.unpacked
+        sorts = {
+            unpacked.device: DEVICE,
+            **dict.fromkeys(unpacked.several, SEVERAL),
+            **dict.fromkeys(unpacked.numbers, NUMBER),
+        }
         self._sorts = tuple(sorts.get(name, CHOICE) for name in self._names)
         self._has_several = SEVERAL in self._sorts
-        self._lookups: dict[Any, CallLookup] = {}  # by the names and counts of several, and the types at all positions
+        self._lookups: dict[Any, CallLookup] = {}  # by names and counts of fields with several operands, and all types
 
     def __call__(self, *values: Any) -> Any:
         return self.found(*values)[0]
 
     def found(self, *values: Any) -> tuple[Any, Request | None]:
-        """What a run returns, and the request, or None where none had to be made."""
+        """The result of a run, and the request, or None if none was needed."""
         items: Sequence[Any] = values
         pattern: Any
         try:
@@ -85,16 +88,16 @@ class ListCallCache:
             else:
                 pattern = tuple(map(type, values))
             lookup = self._lookups.get(pattern)
-        except Exception:  # noqa: BLE001  # a field that holds several is no list: the request says which
+        except Exception:  # noqa: BLE001  # a field for several operands is not a list: the request says which
             pattern = lookup = None
         if lookup is not None:
             result = lookup.run(*items)
             if result is not CACHE_MISS:
                 return result, None
         if pattern is not None and (lookup is None or lookup.pattern.framework is None):
-            theirs = _objects_of(items)
-            if theirs is not None:
-                pattern, items = (*pattern[: -len(items)], *map(type, theirs)), theirs
+            arrays = _objects_of(items)
+            if arrays is not None:
+                pattern, items = (*pattern[: -len(items)], *map(type, arrays)), arrays
                 lookup = self._lookups.get(pattern)
                 result = CACHE_MISS if lookup is None else lookup.run(*items)
                 if result is not CACHE_MISS:
@@ -106,17 +109,17 @@ class ListCallCache:
         return result, request
 
     def _flat(self, values: tuple[Any, ...]) -> tuple[Any, list[Any]]:
-        """The types of a call's operands and these in one list; TypeError where a field that holds several does not."""
+        """The types of all operands, and the operands in one list; TypeError if a field for several has no list."""
         items: list[Any] = []
-        told: list[Any] = []
+        names_and_counts: list[Any] = []
         for sort, value in zip(self._sorts, values, strict=True):
             if sort is SEVERAL and value is not None:
-                names, found = _several(value)
-                told.append((names, len(found)))
-                items.extend(found)
+                names, members = _several(value)
+                names_and_counts.append((names, len(members)))
+                items.extend(members)
             else:
                 items.append(value)
-        return (*told, *map(type, items)), items
+        return (*names_and_counts, *map(type, items)), items
 
     def _places(self, values: tuple[Any, ...]) -> list[tuple[str, str]]:
         """The name of each position, and the kind of its field."""
@@ -124,14 +127,14 @@ class ListCallCache:
         for name, sort, value in zip(self._names, self._sorts, values, strict=True):
             if sort is SEVERAL and value is not None:
                 names, items = _several(value)
-                own = [f"{name}[{place}]" for place in range(len(items))] if names is None else names
-                places += [(one, NUMBER) for one in own]  # of several, each may be a number
+                item_names = [f"{name}[{place}]" for place in range(len(items))] if names is None else names
+                places += [(one, NUMBER) for one in item_names]  # each item may be a number
             else:
                 places.append((name, CHOICE if sort is SEVERAL else sort))
         return places
 
     def _learn(self, request: Request, pattern: Any, values: tuple[Any, ...], items: Sequence[Any]) -> None:
-        """Keep a call that was made through a request, if that stands for all calls of its pattern and key."""
+        """Cache a call that was made through a request, if that represents all calls of its pattern and key."""
         bound, named = request.bound, request.named_arguments()
         executor = getattr(bound, "executor", None)
         if named is None or executor is None:
@@ -139,20 +142,20 @@ class ListCallCache:
         places = self._places(values)
         lookup = self._lookups.get(pattern)
         if lookup is None:
-            found = _pattern(items, [kind for _, kind in places])
-            if found is None:
+            new_pattern = _pattern(items, [kind for _, kind in places])
+            if new_pattern is None:
                 return
             if len(self._lookups) >= MAX_FORMS:
                 self._lookups.clear()
-            lookup = self._lookups[pattern] = lookup_of(found)  # kept also where no call is
-        theirs = [items[place] for place in lookup.pattern.places(THEIRS)]
+            lookup = self._lookups[pattern] = lookup_of(new_pattern)  # stored even if the call is not cached
+        arrays = [items[place] for place in lookup.pattern.places(THEIRS)]
         if request.framework is not lookup.pattern.framework:
             return
-        calls = executor.calls if lookup.pattern.framework is None else memory_of(request, theirs)
+        calls = executor.calls if lookup.pattern.framework is None else memory_of(request, arrays)
         try:
             home, key = lookup.key(*items)
             hash(key)
-        except Exception:  # noqa: BLE001  # an operand is no tensor, a choice has no hash
+        except Exception:  # noqa: BLE001  # an operand is not a tensor, or a choice has no hash
             return
         if calls is None or home is not executor or executor.plans is not bound.plans:
             return
@@ -165,13 +168,13 @@ class ListCallCache:
 
 
 def _objects_of(items: Sequence[Any]) -> list[Any] | None:
-    """The operands of a call, with tensors that stand for another library's arrays replaced by those arrays.
+    """The operands of a call, with tensors over another library's arrays replaced by those arrays.
 
-    A sparse matrix over torch's memory holds such tensors. None where an operand is an array of a library already, or
-    some tensor has memory of ours, stands for a part of an array, or was used on another stream than that library's
-    current one, for which a request would wait.
+    A sparse matrix over torch's memory holds such tensors. None if an operand already is an array of a library, or if a
+    tensor has memory of ours, covers only a part of an array, or was used on another stream than that library's current
+    one, because a request would wait for that stream.
     """
-    found = list(items)
+    objects = list(items)
     framework = stream = None
     for place, item in enumerate(items):
         if type(item) is not Tensor:
@@ -186,8 +189,8 @@ def _objects_of(items: Sequence[Any]) -> list[Any] | None:
             stream = framework.stream(item.device) if framework.code is not None else None
         if storage.framework is not framework or stream is None or storage.owner is not stream:
             return None
-        found[place] = storage.keep
-    return None if framework is None else found
+        objects[place] = storage.keep
+    return None if framework is None else objects
 
 
 def _several(value: Any) -> tuple[tuple[str, ...] | None, Sequence[Any]]:
@@ -204,7 +207,7 @@ def _several(value: Any) -> tuple[tuple[str, ...] | None, Sequence[Any]]:
 
 
 def _pattern(items: Sequence[Any], kinds: Sequence[str]) -> Pattern | None:
-    """The pattern of a call; None for operands of several libraries, or of one whose calls are not kept."""
+    """The pattern of a call; None for operands of several libraries, or of one whose calls are not cached."""
     holds: list[str | None] = []
     libraries: dict[str, Framework] = {}
     for item, kind in zip(items, kinds, strict=True):
@@ -223,65 +226,67 @@ def _pattern(items: Sequence[Any], kinds: Sequence[str]) -> Pattern | None:
     return Pattern(tuple(holds), next(iter(libraries.values()), None))
 
 
-# -- what is kept of a call -------------------------------------------------------------------------------------------
+# -- caching a call ---------------------------------------------------------------------------------------------------
 class Operands(NamedTuple):
     """The operands of a call, by their names in the request."""
 
     tensors: dict[str, Tensor]
-    made: dict[str, Tensor]  # outputs that are allocated at each call: placeholders with an address and no memory
+    made: dict[str, Tensor]  # outputs allocated at each call: placeholders with an address but no memory
     words: dict[str, str]  # the name of each in the generated code
 
 
 def _binding(
     request: Request, named: NamedArguments, pattern: Pattern, items: Sequence[Any], names: Sequence[str]
 ) -> CallBinding | None:
-    """How calls like this one run the plan; None where `named` does not lead to the request's own arguments."""
+    """How calls like this one run the plan; None if `named` does not reproduce the request's own arguments."""
     operands = _operands(request, pattern, items, names)
     if operands is None:
         return None
-    tensors, made, words = operands
+    tensors, allocated, words = operands
     uses = request.tensors()
     numbers = {names[place]: place for place in pattern.places(NUMBER)}
     free = {name: place for name, place in numbers.items() if _is_free(named, name, items[place])}
     constants: list[Argument] = []
     arguments = []
-    for name, argument in zip(named.order, request.arguments(made), strict=True):
+    for name, argument in zip(named.order, request.arguments(allocated), strict=True):
         if name in words:
             arguments.append(f"_at_{words[name]}")
-            wanted: Argument = (made[name] if name in made else tensors[name]).ptr
+            expected: Argument = (allocated[name] if name in allocated else tensors[name]).ptr
         elif name in free:
             arguments.append(f"_number_{free[name]}")
-            wanted = named.numbers[name].argument(items[free[name]])
+            expected = named.numbers[name].argument(items[free[name]])
         else:
             arguments.append(f"_argument_{len(constants)}")
             constants.append(argument)
-            wanted = argument if type(argument) is not int else 0  # an int here is an address of no operand
-        if type(argument) is not type(wanted) or argument != wanted:
+            expected = argument if type(argument) is not int else 0  # an int would be the address of no operand
+        if type(argument) is not type(expected) or argument != expected:
             return None
-    found = request.result(made)
-    results = found if isinstance(found, tuple) else (found,)
+    result = request.result(allocated)
+    results = result if isinstance(result, tuple) else (result,)
     writes = [name for name, _, is_written in uses if is_written]
-    written = {id(tensors[name]): words[name] for name in writes} | {id(made[name]): words[name] for name in made}
-    if len(written) < len(made) + len(writes) or not all(id(one) in written for one in results):
+    written = {id(tensors[name]): words[name] for name in writes} | {
+        id(allocated[name]): words[name] for name in allocated
+    }
+    if len(written) < len(allocated) + len(writes) or not all(id(one) in written for one in results):
         return None
     outputs = _outputs(request, pattern)
     pairs, bounds, spans = _apart(uses, words, named.in_place)
     layouts = {words[name]: tensor.layout for name, tensor, _ in uses}
-    theirs = pattern.places(THEIRS)
-    if outputs is None or (theirs and not all(int(words[name][1:]) in theirs for name in writes)):
+    their_positions = pattern.places(THEIRS)
+    if outputs is None or (their_positions and not all(int(words[name][1:]) in their_positions for name in writes)):
         return None
-    sized = [place for place in theirs if layouts[f"x{place}"].size]
+    sized = [place for place in their_positions if layouts[f"x{place}"].size]
     form = ListCallForm(
         pattern=pattern,
         held=(*pattern.places(CHOICE), *(place for name, place in numbers.items() if name not in free)),
         numbers=tuple((place, named.numbers[name].is_whole) for name, place in free.items()),
-        made=len(made),
+        made=len(allocated),
         arguments=tuple(arguments),
         constants=len(constants),
         reads=tuple(words[name] for name, _, is_written in uses if not is_written),
-        writes=tuple(words[name] for name in (*writes, *made)),
+        writes=tuple(words[name] for name in (*writes, *allocated)),
         results=tuple(written[id(one)] for one in results),
-        is_tuple=isinstance(found, tuple),
+        is_tuple=isinstance(result, tuple),
         pairs=pairs,
         spans=tuple(f"_at_{words[name]}" for name, tensor, _ in uses if tensor.layout.size) if spans else (),
         sized=tuple(sized),
@@ -293,25 +298,25 @@ def _binding(
 
 
 def _operands(request: Request, pattern: Pattern, items: Sequence[Any], names: Sequence[str]) -> Operands | None:
-    """The operands by name; None where the request's tensors are not those of the call, or two have one name."""
+    """The operands by name; None if the request's tensors are not those of the call, or if two have one name."""
     uses = request.tensors()
-    given = {names[place]: items[place] for place in pattern.places(OWN, THEIRS)}
+    operands = {names[place]: items[place] for place in pattern.places(OWN, THEIRS)}
     words = {names[place]: f"x{place}" for place in pattern.places(OWN, THEIRS)}
-    if len(uses) != len(given) or {name for name, *_ in uses} != given.keys():
+    if len(uses) != len(operands) or {name for name, *_ in uses} != operands.keys():
         return None
-    if not all(_stands_for(tensor, given[name]) for name, tensor, _ in uses):
+    if not all(_stands_for(tensor, operands[name]) for name, tensor, _ in uses):
         return None
     nothing: Any = None
-    made = {name: Tensor(nothing, -1 - place, nothing) for place, name in enumerate(request.unallocated())}
-    words |= {name: f"made_{number}" for number, name in enumerate(made)}
+    outputs = {name: Tensor(nothing, -1 - place, nothing) for place, name in enumerate(request.unallocated())}
+    words |= {name: f"made_{number}" for number, name in enumerate(outputs)}
     numbers = [names[place] for place in pattern.places(NUMBER)]
-    if len(words) + len(numbers) > len({*given, *made, *numbers}) or len(words) < len(given) + len(made):
+    if len(words) + len(numbers) > len({*operands, *outputs, *numbers}) or len(words) < len(operands) + len(outputs):
         return None
-    return Operands({name: tensor for name, tensor, _ in uses}, made, words)
+    return Operands({name: tensor for name, tensor, _ in uses}, outputs, words)
 
 
 def _stands_for(tensor: Tensor, given: Any) -> bool:
-    """Whether a request's tensor is the operand that was given, and all of it."""
+    """Whether a request's tensor is the given operand, or covers the whole of a given array."""
     if tensor is given:
         return True
     storage = tensor.storage
@@ -319,7 +324,7 @@ def _stands_for(tensor: Tensor, given: Any) -> bool:
         return False
     if tensor.layout is not storage.layout or tensor.ptr != storage.at:
         return False
-    try:  # the array may have got other memory or another shape since the tensor was made
+    try:  # the memory or shape of the array may have changed since the tensor was made
         now = storage.framework.tensor("operand", given)
     except BadRequest:
         return False
@@ -327,12 +332,12 @@ def _stands_for(tensor: Tensor, given: Any) -> bool:
 
 
 def _is_free(named: NamedArguments, name: str, value: Any) -> bool:
-    """Whether later calls may have another number here."""
+    """Whether later calls may have other values of this number."""
     return name in named.numbers and name in named.order and type(value) in REAL and named.numbers[name].has(value)
 
 
 def _outputs(request: Request, pattern: Pattern) -> tuple[Any, ...] | None:
-    """How each output that was not given is allocated; None where the operands' library cannot allocate one."""
+    """How each output that was not given is allocated; None if the operands' library cannot allocate one."""
     described = tuple(request.unallocated().values())
     if pattern.framework is None:
         return described
@@ -341,21 +346,21 @@ def _outputs(request: Request, pattern: Pattern) -> tuple[Any, ...] | None:
 
 
 def _unusual(pattern: Pattern, layouts: dict[str, Any]) -> tuple[str, ...]:
-    """The conditions, as code, under which elements of another library's operands are not what lies in memory."""
+    """The conditions, as code, under which the memory of another library's operands does not hold the elements."""
     if pattern.framework is None:
         return ()
-    found = []
+    conditions = []
     for place in pattern.places(THEIRS):
         guard = pattern.framework.guard(layouts[f"x{place}"].dtype)
         if guard:
-            found.append(f"({guard.format(x=f'x{place}')})")
-    return tuple(found)
+            conditions.append(f"({guard.format(x=f'x{place}')})")
+    return tuple(conditions)
 
 
 def _apart(
     uses: Sequence[tuple[str, Tensor, bool]], words: dict[str, str], in_place: frozenset[tuple[str, str]]
 ) -> tuple[tuple[Pair, ...], tuple[tuple[int, int, int | None], ...], Spans | None]:
-    """The pairs of operands that must not overlap and their bounds, or the ranges of all where there are many."""
+    """The pairs of operands that must not overlap and their bounds, or the ranges of all operands if there are many."""
     sized = [(name, tensor.layout, written) for name, tensor, written in uses if tensor.layout.size]
     pairs, bounds = [], []
     for count, (name, layout, written) in enumerate(sized):

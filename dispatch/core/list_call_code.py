@@ -1,8 +1,8 @@
 """Code generation for list_call_cache.py: the fast path of calls whose operands are one flat list.
 
 `lookup_of` makes the functions that look up a call's `fast_call`, for one pattern of operands; `make_fast_call` makes
-it for one plan. Operands are named by position: x0, x1, and so on. Nothing here knows an op, or keeps a tensor or a
-request.
+it for one plan. Operands are named by position: x0, x1, and so on. This module knows no op, and keeps no tensors and no
+requests.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 __all__ = ["CallBinding", "CallLookup", "ListCallForm", "Pattern", "Spans", "lookup_of", "make_fast_call"]
 
 ALIGNED = 255  # the bits of an address that count for a layout's alignment
-# What a position may hold; "own" is a tensor of ours, "theirs" one of another library.
+# The kinds of a position; "own" is a tensor of ours, "theirs" an array of another library.
 OWN, THEIRS, NUMBER, CHOICE, DEVICE = "own", "theirs", "number", "choice", "device"
 
 
 class Pattern(NamedTuple):
-    """What each position of a call holds (None: nothing), and the library of those that are "theirs", if any are."""
+    """The kind of each position of a call (None if empty), and the library of the "theirs" positions, if any."""
 
     holds: tuple[str | None, ...]
     framework: Framework | None
@@ -48,11 +48,11 @@ class Pattern(NamedTuple):
 
 
 class CallLookup(NamedTuple):
-    """The generated functions of one pattern; both get what is at each position."""
+    """The generated functions of one pattern; both take the values at all positions."""
 
     pattern: Pattern
     run: Callable[..., Any]  # makes the call and returns its result, or CACHE_MISS
-    key: Callable[..., tuple[Any, Any]]  # the executor that may keep the call, or None, and the call's key there
+    key: Callable[..., tuple[Any, Any]]  # the executor that may cache the call, or None, and the key in its cache
 
 
 class Spans(NamedTuple):
@@ -64,16 +64,16 @@ class Spans(NamedTuple):
 
 
 class ListCallForm(NamedTuple):
-    """How a call uses what is at each position; calls of one form share their generated code.
+    """How a call uses the value at each position; calls of one form share their generated code.
 
     Arguments are named `_at_x0` for the address of an operand, `_at_made_0` for that of an output that is allocated,
-    `_number_0` for a number, and `_argument_0` for what is the same in every call; results are named `x0` and `made_0`.
+    `_number_0` for a number, and `_argument_0` for a constant of all calls; results are named `x0` and `made_0`.
     """
 
     pattern: Pattern
-    held: tuple[int, ...]  # the positions of values that must be the same as when the call was kept
-    numbers: tuple[tuple[int, bool], ...]  # positions of numbers that may have any value in a range; whether ints stay
-    made: int  # how many outputs are allocated
+    held: tuple[int, ...]  # the positions of values that must be the same as when the call was cached
+    numbers: tuple[tuple[int, bool], ...]  # positions of numbers that may have any value in a range; whether as ints
+    made: int  # the number of outputs that are allocated
     arguments: tuple[str, ...]
     constants: int
     reads: tuple[str, ...]
@@ -81,9 +81,9 @@ class ListCallForm(NamedTuple):
     results: tuple[str, ...]
     is_tuple: bool
     pairs: tuple[Pair, ...]
-    spans: tuple[str, ...]  # in place of `pairs` where operands are many: the addresses of all
+    spans: tuple[str, ...]  # instead of `pairs` if there are many operands: all addresses
     sized: tuple[int, ...]  # the positions of another library's operands that have elements, and so memory
-    unusual: tuple[str, ...]  # conditions, as code, under which elements are not what lies in memory
+    unusual: tuple[str, ...]  # conditions, as code, under which memory does not hold the elements
 
 
 class CallBinding(NamedTuple):
@@ -100,8 +100,8 @@ class CallBinding(NamedTuple):
 
 # -- from operands to a key -------------------------------------------------------------------------------------------
 def lookup_of(pattern: Pattern) -> CallLookup:
-    """The functions that look up a call of this pattern; a tag in each key keeps patterns apart."""
-    own, theirs = pattern.places(OWN), pattern.places(THEIRS)
+    """The functions that look up a call of this pattern; a tag in each key distinguishes patterns."""
+    own_positions, their_positions = pattern.places(OWN), pattern.places(THEIRS)
     scope: dict[str, Any] = {
         "_current": current,
         "_executor_on": executor_on,
@@ -109,7 +109,9 @@ def lookup_of(pattern: Pattern) -> CallLookup:
         "_tag": object(),
     }
     if pattern.framework is None:
-        home = [f"x{place}" for place in pattern.places(DEVICE)] or [f"x{place}.layout.device" for place in own]
+        home = [f"x{place}" for place in pattern.places(DEVICE)] or [
+            f"x{place}.layout.device" for place in own_positions
+        ]
         lines = [
             f"_device = {home[0]}",
             "if _device.is_host:",  # its plans need requests
@@ -122,7 +124,7 @@ def lookup_of(pattern: Pattern) -> CallLookup:
         code: Any = pattern.framework.code
         scope |= code.scope
         lines = [
-            f"_ordinal = {code.ordinal.format(x=f'x{theirs[0]}')}",
+            f"_ordinal = {code.ordinal.format(x=f'x{their_positions[0]}')}",
             f"_executor = None if _ordinal < 0 else _current.by_handle.get((_ordinal, {code.handle}))",
             "if _executor is None:",
             "    return {none}",
@@ -156,7 +158,7 @@ def lookup_of(pattern: Pattern) -> CallLookup:
 
 
 def _passed(pattern: Pattern) -> list[str]:
-    """The parameters of a `fast_call`: the executor, what is at each position that is used, and the addresses."""
+    """The parameters of a `fast_call`: the executor, the value at each position that is used, and the addresses."""
     there = [f"x{place}" for place in pattern.places(OWN, THEIRS, NUMBER, CHOICE)]
     return ["_executor", *there, *(f"_at_x{place}" for place in pattern.places(OWN, THEIRS))]
 
@@ -174,15 +176,15 @@ def make_fast_call(plan: Any, binding: CallBinding) -> Callable[..., Any]:
 def _maker(form: ListCallForm) -> Callable[..., Callable[..., Any]]:
     pattern, framework = form.pattern, form.pattern.framework
     held = [f"_held_{place}" for place in form.held]
-    given = [f"x{place}" for place in form.held]
+    current = [f"x{place}" for place in form.held]
     lines = []
     if held:
         lines += [
             f"nonlocal {', '.join(held)}",
-            f"if not ({' and '.join(f'{one} is {other}' for one, other in zip(given, held, strict=True))}):",
-            f"    if not _same({tuple_code(held)}, {tuple_code(given)}):",
+            f"if not ({' and '.join(f'{one} is {other}' for one, other in zip(current, held, strict=True))}):",
+            f"    if not _same({tuple_code(held)}, {tuple_code(current)}):",
             "        return _CACHE_MISS",
-            f"    {', '.join(held)}, = {', '.join(given)},",  # the next call is likely to have these objects
+            f"    {', '.join(held)}, = {', '.join(current)},",  # the next call is likely to have these objects
         ]
     scope: dict[str, Any] = {
         "_CACHE_MISS": CACHE_MISS,
@@ -202,8 +204,8 @@ def _maker(form: ListCallForm) -> Callable[..., Callable[..., Any]]:
     if conditions:
         lines += [f"if {' or '.join(conditions)}:", "    return _CACHE_MISS"]
     lines += _made(form)
-    lines += [f"_number_{place} = x{place}" if whole else f"_number_{place} = float(x{place}) + 0.0"
-              for place, whole in form.numbers]  # fmt: skip
+    lines += [f"_number_{place} = x{place}" if is_whole else f"_number_{place} = float(x{place}) + 0.0"
+              for place, is_whole in form.numbers]  # fmt: skip
     if framework is None:
         used = f"{tuple_code(form.reads)}, {tuple_code(form.writes)}"
         lines += [f"_executor.enqueue(_plan, {tuple_code(form.arguments)}, {used})"]
@@ -232,24 +234,24 @@ def _maker(form: ListCallForm) -> Callable[..., Callable[..., Any]]:
         "    return fast_call",
     ]
     exec("\n".join(source), scope)
-    made: Callable[..., Callable[..., Any]] = scope["make"]
-    return made
+    make: Callable[..., Callable[..., Any]] = scope["make"]
+    return make
 
 
 def _conditions_of_theirs(form: ListCallForm, scope: dict[str, Any]) -> list[str]:
-    """The conditions under which the order of another library's stream and allocator does not suffice for a call."""
+    """The conditions under which a call needs more than the order of another library's stream and allocator."""
     pattern: Any = form.pattern
     code = pattern.framework.code
     scope |= {**code.scope, "_written": pattern.framework.written, "_framework": pattern.framework}
-    theirs = [f"x{place}" for place in pattern.places(THEIRS)]
-    found = [f"({code.watching} and ({' or '.join(code.watched.format(x=name) for name in theirs)}))"]
+    arrays = [f"x{place}" for place in pattern.places(THEIRS)]
+    conditions = [f"({code.watching} and ({' or '.join(code.watched.format(x=name) for name in arrays)}))"]
     if form.sized:
-        found += [f"not ({' and '.join(f'_at_x{place}' for place in form.sized)})"]
-    for place in pattern.places(OWN):  # only read, used on this stream before, and of no third library
+        conditions += [f"not ({' and '.join(f'_at_x{place}' for place in form.sized)})"]
+    for place in pattern.places(OWN):  # only read, used on this stream before, and not of a third library
         storage = f"x{place}.storage"
-        found += [f"({storage}.owner is not _stream and _stream not in {storage}.readers)"]
-        found += [f"({storage}.__class__ is _ForeignStorage and {storage}.framework is not _framework)"]
-    return [*found, *form.unusual]
+        conditions += [f"({storage}.owner is not _stream and _stream not in {storage}.readers)"]
+        conditions += [f"({storage}.__class__ is _ForeignStorage and {storage}.framework is not _framework)"]
+    return [*conditions, *form.unusual]
 
 
 def _made(form: ListCallForm) -> list[str]:
@@ -258,17 +260,17 @@ def _made(form: ListCallForm) -> list[str]:
     framework: Any = form.pattern.framework
     pointer = "{x}.ptr" if framework is None else framework.code.pointer
     for number in range(form.made):
-        made = f"_executor.empty(*_make_{number})" if framework is None else f"_make_{number}()"
-        lines += [f"made_{number} = {made}", f"_at_made_{number} = {pointer.format(x=f'made_{number}')}"]
-    if form.made and framework is not None:  # plans rely on the alignment that our own memory has
-        together = " | ".join(f"_at_made_{number}" for number in range(form.made))
-        lines += [f"if ({together}) & {ALIGNED}:", "    return _CACHE_MISS"]
+        allocation = f"_executor.empty(*_make_{number})" if framework is None else f"_make_{number}()"
+        lines += [f"made_{number} = {allocation}", f"_at_made_{number} = {pointer.format(x=f'made_{number}')}"]
+    if form.made and framework is not None:  # plans rely on the alignment of memory from our own allocator
+        all_addresses = " | ".join(f"_at_made_{number}" for number in range(form.made))
+        lines += [f"if ({all_addresses}) & {ALIGNED}:", "    return _CACHE_MISS"]
     return lines
 
 
 def _meet(addresses: Sequence[int], spans: Spans) -> bool:
-    """Whether the range of bytes of an operand that is written meets that of another operand."""
-    reach = written_reach = -1  # the ends of the ranges that begin before: of all, of the written ones
+    """Whether the bytes of an operand that is written overlap those of another operand."""
+    reach = written_reach = -1  # the ends of the earlier ranges: of all, and of the written ones
     ends = zip(map(add, addresses, spans.lows), map(add, addresses, spans.highs), spans.written, strict=True)
     for low, high, written in sorted(ends):
         if low < (reach if written else written_reach):

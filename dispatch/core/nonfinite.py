@@ -1,7 +1,7 @@
-"""What rows do with NaN and infinities: one statement for each op, and others for dtypes that differ.
+"""What rows do with NaN and infinities: one statement for each op, and separate ones for dtypes that differ.
 
-The table's files add it to their rows with `stated`; `table` and `explain` show it, and the tests of non-finite input
-hold every row to its statement, on the host and on a GPU. Where GPUs behave in one way only, the host does the same.
+The table's files add it to their rows with `stated`; `table` and `explain` show it. The tests of non-finite input check
+every row against its statement, on the host and on a GPU. If all GPUs behave the same, so does the host.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ STATEMENTS = {
     "svd":             f"{SPREAD}; a status above 0 makes all of a matrix NaN",
     **dict.fromkeys(("inv", "pinv", "polar", "lstsq", "expm"), f"{SPREAD}; a status above 0 makes all of a matrix NaN"),
     **dict.fromkeys(("det", "slogdet", "matrix_norm"), SPREAD),
-    "matrix_rank":     NONE,  # a status tells what did not converge
+    "matrix_rank":     NONE,  # a status says which matrices did not converge
     **dict.fromkeys(("dft", "half_dft", "dct", "dst"), SPREAD),
     "callback_dft":    f"{SPREAD}, unless a callback hides them",
     **dict.fromkeys(("sparse_mv", "spmm", "spmm_batched"), f"{IEEE}; {FACTOR_0}; {TO_NAN}"),
@@ -137,17 +137,17 @@ STATEMENTS = {
     **dict.fromkeys(("random_uniform", "random_normal", "random_lognormal", "random_exponential"), TOO_LARGE),
 }
 # fmt: on
-# CUTLASS's rows of ops that other libraries have, too.
+# CUTLASS's rows of ops that other libraries also have.
 OF_CUTLASS = {"matmul": IEEE, "conv_fwd": ENGINE, "conv_bwd_data": ENGINE, "conv_bwd_filter": ENGINE}
 
 
 def stated(rows: Iterable[Row]) -> tuple[Row, ...]:
-    """Rows with what they do with NaN and infinities; BadRow for an op that has no statement."""
-    made = tuple(rows)
-    for row in made:
-        # The rows are new and not shared yet; copying them all would cost more than making them did.
+    """Rows with their statements about NaN and infinities; BadRow for an op that has no statement."""
+    listed = tuple(rows)
+    for row in listed:
+        # The rows are new and not shared yet; copying all of them would cost more than making them.
         object.__setattr__(row, "nonfinite", _statement(row))
-    return made
+    return listed
 
 
 def _statement(row: Row) -> str:
@@ -165,6 +165,6 @@ def _statement(row: Row) -> str:
         return IEEE
     if row.op == "softmax" and result is F64:
         return IEEE
-    if row.op == "rnn" and result in HALF:  # products are rounded one by one there, so a state may be 0
+    if row.op == "rnn" and result in HALF:  # products are rounded one by one, so a state may be 0
         return f"{IEEE}; {TO_NAN}; {UNREAD}"
     return OF_CUTLASS[row.op] if row.op in OF_CUTLASS and row.of("cutlass") else STATEMENTS[row.op]

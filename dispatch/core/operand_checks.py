@@ -67,7 +67,7 @@ def check_tensor(
 ) -> None:
     """BadRequest unless a tensor is None or has this dtype and shape and, with `dense`, is dense.
 
-    `said` is appended to what the message says was expected.
+    `said` is appended to the expected value in the message.
     """
     if tensor is None or (
         (tensor.shape, tensor.dtype) == (shape, dtype) and (tensor.layout.is_contiguous or not dense)
@@ -87,10 +87,10 @@ def check_opaque(name: str, tensor: Tensor, wanted: int | None, alignment: int, 
 
 
 def check_image(name: str, tensor: Tensor, low: int, high: int) -> None:
-    """BadRequest unless a tensor is images, channels and `low` to `high` spatial axes."""
+    """BadRequest unless a tensor has the axes images, channels and `low` to `high` spatial axes."""
     if not low <= tensor.ndim - 2 <= high:
-        wanted, hint = f"(images, channels, space…) with {low} to {high} axes of space", "x[None] adds an axis"
-        raise BadRequest(name, str(tensor.layout), wanted, hint)
+        expected, hint = f"(images, channels, space…) with {low} to {high} axes of space", "x[None] adds an axis"
+        raise BadRequest(name, str(tensor.layout), expected, hint)
 
 
 MAX_EXTENT = 2**31 - 1
@@ -107,8 +107,8 @@ def check_writable(name: str, tensor: Tensor) -> None:
     if tensor.layout.readonly:
         storage = tensor.storage
         if isinstance(storage, ForeignStorage) and storage.framework.readonly:
-            what, hint = f"an array of {storage.framework.name}, read-only", f"leave {name}=None, and one is made"
-            raise BadRequest(name, what, "memory that may be written", hint)
+            array, hint = f"an array of {storage.framework.name}, read-only", f"leave {name}=None, and one is made"
+            raise BadRequest(name, array, "memory that may be written", hint)
         raise BadRequest(name, "read-only memory", "memory that may be written", "copy it: dev.array(x)")
     if tensor.layout.meets_itself:
         raise BadRequest(name, f"a view {tensor.layout}", "memory of its own for every element")

@@ -1,7 +1,7 @@
 """OperandRequest: the base class of requests over named tensors.
 
-A subclass lists the tensors that it reads and writes, describes its outputs and checks its own fields; the rest of the
-`Request` interface follows from that. Nothing here calls a library.
+A subclass lists the tensors that it reads and writes, describes its outputs and checks its own fields; this class
+implements the rest of the `Request` interface. Nothing here calls a library.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Shape = tuple[int, ...]
 
 @names_arguments
 class Output(NamedTuple):
-    """An output as it is allocated: shape, strides in elements, dtype."""
+    """The description of an output to allocate: shape, strides in elements, dtype."""
 
     shape: Shape
     strides: Shape
@@ -58,7 +58,7 @@ def by_columns(shape: Shape, dtype: Dtype) -> Output:
 
 
 def unsized() -> Output:
-    """A dense u8 output whose size only the device's library knows; `bytes_of` asks it when a plan is bound."""
+    """A dense u8 output whose size only the device's library knows; `bytes_of` queries it when a plan is bound."""
     return Output((UNSIZED,), (1,), U8)
 
 
@@ -66,9 +66,9 @@ def like(layout: Layout, shape: Shape | None = None) -> Output:
     """A dense output with its axes in the same memory order as another tensor's: channels last stays channels last."""
     extents = layout.shape if shape is None else shape
     order = sorted(range(len(extents)), key=lambda axis: (-abs(layout.strides[axis]), axis))
-    steps = c_strides(tuple(extents[axis] for axis in order))
+    c_order = c_strides(tuple(extents[axis] for axis in order))
     strides = [0] * len(extents)
-    for axis, step in zip(order, steps, strict=True):
+    for axis, step in zip(order, c_order, strict=True):
         strides[axis] = step
     return Output(extents, tuple(strides), layout.dtype)
 
@@ -77,11 +77,11 @@ class OperandRequest(Request[R_co]):
     """A request over named tensors; a subclass is a frozen dataclass with `eq=False`.
 
     `reads` and `writes` name its tensor fields in the order of `arguments()`; any of them may be None. `updates` names
-    those of `reads` that the op overwrites, too. `in_place` holds pairs of (output, input) that may be the same view.
+    those of `reads` that the op also overwrites. `in_place` holds pairs of (output, input) that may be the same view.
 
     Rows are matched by the dtypes of the first input and the first output. All other inputs must have the dtype of the
-    first, except those in `mixed`: `check_fields` checks these. A class that overrides `dtypes` is matched by what it
-    returns, and no input's dtype is checked here.
+    first, except those in `mixed`, which `check_fields` checks. A class that overrides `dtypes` is matched by the
+    dtypes it returns, and no input's dtype is checked here.
     """
 
     reads: ClassVar[tuple[str, ...]]
@@ -89,7 +89,7 @@ class OperandRequest(Request[R_co]):
     updates: ClassVar[tuple[str, ...]] = ()
     mixed: ClassVar[tuple[str, ...]] = ()
     in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset()
-    _is_users_own: ClassVar[bool] = False  # whether its class is none of this package's
+    _is_users_own: ClassVar[bool] = False  # whether the class is not one of this package
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -138,7 +138,7 @@ class OperandRequest(Request[R_co]):
 
     @property
     def dtypes(self) -> tuple[Dtype | None, ...]:
-        """What rows are matched with: the dtypes of the first input and the first output."""
+        """The dtypes that rows are matched with: those of the first input and the first output."""
         first: Tensor = getattr(self, self.reads[0])
         return first.dtype, next(iter(self._outputs.values())).dtype
 
@@ -172,26 +172,26 @@ class OperandRequest(Request[R_co]):
 
     @cached_property
     def _outputs(self) -> dict[str, Output]:
-        made = self.outputs()
-        if self._is_users_own:  # this package's own are tested
-            check_outputs(self, made)
-        return made
+        outputs = self.outputs()
+        if self._is_users_own:  # this package's classes are tested
+            check_outputs(self, outputs)
+        return outputs
 
     @cached_property
     def _unallocated(self) -> dict[str, tuple[Shape, Shape, Dtype]]:
         for name in self._outputs:
             if name not in self.writes:
-                known = ", ".join(self.writes)
-                raise BadRequestClass(f"{type(self).__name__}: outputs() gives {name}, where writes has {known}")
+                allowed = ", ".join(self.writes)
+                raise BadRequestClass(f"{type(self).__name__}: outputs() gives {name}, where writes has {allowed}")
         open_ones = {name: self._sized(name) for name in self._outputs if getattr(self, name) is None}
-        return {name: (made.shape, made.strides, made.dtype) for name, made in open_ones.items()}
+        return {name: (output.shape, output.strides, output.dtype) for name, output in open_ones.items()}
 
     def _sized(self, name: str) -> Output:
-        made = self._outputs[name]
-        return dense((self.bytes_of(name),), made.dtype) if UNSIZED in made.shape else made
+        output = self._outputs[name]
+        return dense((self.bytes_of(name),), output.dtype) if UNSIZED in output.shape else output
 
     def bytes_of(self, name: str) -> int:
-        """The size of an output that `outputs` leaves unsized; called only when a plan is bound."""
+        """The size in bytes of an output that `outputs` returns unsized; called only when a plan is bound."""
         raise WorkerFailed(f"{type(self).__name__} does not know the size of {name}")
 
     def unallocated(self) -> dict[str, tuple[Shape, Shape, Dtype]]:
@@ -206,12 +206,12 @@ class OperandRequest(Request[R_co]):
         tensor: Tensor | None = getattr(self, name)
         if tensor is not None:
             return tensor.layout
-        made = self._sized(name)
-        return self.device.layout(made.dtype, made.shape, made.strides, 256)
+        output = self._sized(name)
+        return self.device.layout(output.dtype, output.shape, output.strides, 256)
 
     def result(self, outputs: Operands) -> R_co:
-        given = [outputs.get(name, getattr(self, name)) for name in self._outputs]
-        result: Any = given[0] if len(given) == 1 else tuple(given)
+        tensors = [outputs.get(name, getattr(self, name)) for name in self._outputs]
+        result: Any = tensors[0] if len(tensors) == 1 else tuple(tensors)
         return cast("R_co", result)
 
     def replace(self, **operands: Tensor) -> Self:
@@ -233,19 +233,19 @@ class OperandRequest(Request[R_co]):
     # -- checks of every request ----------------------------------------------------------------------------------
     def _check_tensors(self) -> None:
         """Check that all operands given are Tensors on one live device, and that none is missing."""
-        given: list[tuple[str, Tensor]] = []
+        tensors: list[tuple[str, Tensor]] = []
         for name in (*self.reads, *self.writes):
             tensor = getattr(self, name)
             if isinstance(tensor, Tensor):
-                given.append((name, tensor))
+                tensors.append((name, tensor))
             elif tensor is not None or name in self.required:
                 hint = "use dev.array(x) or from_dlpack(x)"
                 if hasattr(tensor, "tocsr") or hasattr(tensor, "todense"):  # a sparse matrix
                     hint = "it is sparse: x.todense() makes it dense"
                 raise BadRequest(name, f"a {type(tensor).__name__}", "a dispatch Tensor", hint)
         home = self.device
-        home.check(*(tensor for _, tensor in given))
-        for name, tensor in given:
+        home.check(*(tensor for _, tensor in tensors))
+        for name, tensor in tensors:
             if tensor.device is not home:
                 hint = f"move it: {home}.array(x)"
                 raise BadRequest(name, f"a tensor on {tensor.device!r}", f"one on {home!r}", hint)
@@ -256,25 +256,25 @@ class OperandRequest(Request[R_co]):
         first: Tensor = getattr(self, self.reads[0])
         if tensor is not None and tensor.dtype is not first.dtype:
             hint = f'{name}.astype("{first.dtype}")'
-            if not type(self).__module__.startswith("dispatch.ops."):  # a user's own op
+            if not type(self).__module__.startswith("dispatch.ops."):  # an op of a user
                 hint += f'; or mixed: ClassVar[tuple[str, ...]] = ("{name}",) in {type(self).__name__}'
             raise BadRequest(name, str(tensor.layout), f"{first.dtype}, as {self.reads[0]} is", hint)
 
     def _check_outputs(self) -> None:
         """Check that given outputs have the right shape and dtype, and share no memory with other operands."""
-        made = self._outputs
+        outputs = self._outputs
         for name in self.writes:
             tensor = getattr(self, name)
-            if tensor is not None and name not in made:
+            if tensor is not None and name not in outputs:
                 raise BadRequest(name, str(tensor.layout), f"none: this {self.op} has no {name}")
             if tensor is None:
                 continue
-            unknown = UNSIZED in made[name].shape  # it is checked when the plan is bound
-            wanted = tensor.shape[:1] if unknown else made[name].shape
-            if (tensor.shape, tensor.dtype) != (wanted, made[name].dtype):
-                extents = "[…]" if unknown else list(wanted)
+            unknown = UNSIZED in outputs[name].shape  # it is checked when the plan is bound
+            shape = tensor.shape[:1] if unknown else outputs[name].shape
+            if (tensor.shape, tensor.dtype) != (shape, outputs[name].dtype):
+                extents = "[…]" if unknown else list(shape)
                 hint = f"leave {name}=None to have it allocated"
-                raise BadRequest(name, str(tensor.layout), f"{made[name].dtype}{extents}", hint)
+                raise BadRequest(name, str(tensor.layout), f"{outputs[name].dtype}{extents}", hint)
         for name, tensor, written in self.tensors():
             if written:
                 self._check_written(name, tensor)
@@ -292,7 +292,7 @@ class OperandRequest(Request[R_co]):
                 raise BadRequest(name, f"memory that overlaps {other_name}", "memory of its own", hint)
 
 
-# The members that decide how operands become addresses, and what is returned.
+# The members that decide how operands become addresses, and which results are returned.
 OWN = (
     *("__post_init__", "_check_outputs", "_check_tensors", "_check_written", "_outputs", "_sized", "_unallocated"),
     *("_uses", "arguments", "device", "is_plain", "key", "result", "tensors", "unallocated"),
@@ -307,9 +307,9 @@ def _has_own(kind: type[OperandRequest]) -> bool:
 
 @functools.cache
 def _of_one_dtype(kind: type[OperandRequest]) -> tuple[str, ...]:
-    """The inputs that must have the dtype of the first; none where the class has `dtypes` of its own."""
+    """The inputs that must have the dtype of the first; none if the class overrides `dtypes`."""
     if kind.dtypes is not OperandRequest.dtypes or not isinstance(kind.reads, tuple):
-        return ()  # each request defines its own
+        return ()  # each request defines its dtypes
     return tuple(name for name in kind.reads[1:] if name not in kind.mixed)
 
 
@@ -340,5 +340,5 @@ def same_as_first(request: OperandRequest) -> None:
 def same_as(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
     """BadRequest unless two operands have one shape and one dtype."""
     if (tensor.shape, tensor.dtype) != (other.shape, other.dtype):
-        wanted = f"{other.dtype}{list(other.shape)}, as {other_name} is"
-        raise BadRequest(name, str(tensor.layout), wanted)
+        expected = f"{other.dtype}{list(other.shape)}, as {other_name} is"
+        raise BadRequest(name, str(tensor.layout), expected)

@@ -18,12 +18,12 @@ Shape = tuple[int, ...]
 
 
 def broadcast(one: Shape, other: Shape) -> Shape:
-    """The shape that two broadcast to; ValueError where they do not."""
+    """The shape that two shapes broadcast to; ValueError if they do not."""
     return one if one == other else np.broadcast_shapes(one, other)
 
 
 def may_overlap(reads: Sequence[Tensor], writes: Sequence[Tensor]) -> bool:
-    """Whether the byte ranges of an output and another operand meet: a quick test, also true of interleaved views."""
+    """Whether byte ranges of an output and another operand overlap: a quick test, true for interleaved views, too."""
     for place, out in enumerate(writes):
         low, high = out.ptr + out.layout.low, out.ptr + out.layout.high
         for other in (*reads, *writes[place + 1 :]):
@@ -58,7 +58,7 @@ class _Interface:
 
 
 def _ghost(tensor: Tensor) -> Any:
-    """A NumPy array at a tensor's address, never read: NumPy's overlap solver needs only addresses and strides."""
+    """A NumPy array at a tensor's address, never read; NumPy's overlap solver needs only addresses and strides."""
     item = max(tensor.dtype.itemsize, 1)
     face = {
         "data": (tensor.ptr, True),

@@ -24,7 +24,7 @@ def plan_call(name: str, module: str, said: str) -> Callable[[Any, Any, Row], Pl
         plan: Plan = import_module(module).plan(request, executor, row)
         return plan
 
-    call.__module__ = module.rpartition(".")[0]  # the op's family, by which its cases are found
+    call.__module__ = module.rpartition(".")[0]  # the op's family, which has its cases
     call.__doc__ = said
-    call.__name__ = call.__qualname__ = name  # what `explain` shows
+    call.__name__ = call.__qualname__ = name  # shown by `explain`
     return call

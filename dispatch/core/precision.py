@@ -47,9 +47,9 @@ class Precision:
 
     def product(self, a: Array, b: Array, work: np.dtype[Any]) -> Array:
         """A · B over the last two axes; batch axes broadcast."""
-        if work.kind == "i":  # f64 holds every sum of up to 2³¹ products of 8-bit integers exactly, and has a BLAS
-            whole: Array = np.matmul(a.astype(np.float64), b.astype(np.float64))
-            return whole.astype(work)
+        if work.kind == "i":  # f64 is exact for sums of up to 2³¹ products of 8-bit integers, and has a BLAS
+            in_f64: Array = np.matmul(a.astype(np.float64), b.astype(np.float64))
+            return in_f64.astype(work)
         return self.sums(np.matmul(self.operand(a), self.operand(b)))
 
 

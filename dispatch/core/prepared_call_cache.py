@@ -1,8 +1,8 @@
 """The fast path of `call(a=other)`: a prepared call over other operands, without making a request.
 
-Where each new operand has the layout of the one that it replaces, and no operand that is written overlaps another, the
-call differs from the prepared one in addresses alone. As in call_cache.py, a generated function `fast_call` runs it, or
-returns CACHE_MISS where a request has to be made. It has the new operands as parameters and keeps the others.
+If each new operand has the layout of the one that it replaces, and no operand that is written overlaps another, the
+call differs from the prepared one only in addresses. As in call_cache.py, a generated function `fast_call` runs it, or
+returns CACHE_MISS if a request is needed. The new operands are its parameters; it keeps the others.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ __all__ = ["fast_call_of"]
 
 
 class PreparedCallForm(NamedTuple):
-    """The operands that a call is given and how all are used; calls of one form share their generated code.
+    """The new operands of a call and how all operands are used; calls of one form share their generated code.
 
-    Operands that stay have names of their own here, because those in the request need not be Python identifiers.
+    The other operands have separate names here, because their names in the request need not be Python identifiers.
     """
 
     given: tuple[str, ...]
     stay: tuple[str, ...]
-    addresses: tuple[str | None, ...]  # None for an argument that stays as it is
+    addresses: tuple[str | None, ...]  # None for an argument that does not change
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     results: tuple[str, ...]
     is_tuple: bool
-    pairs: tuple[Pair, ...]  # those with at least one operand that is given
+    pairs: tuple[Pair, ...]  # those with at least one new operand
 
 
 def fast_call_of(
     request: Request, plan: Plan, arguments: tuple[Argument, ...], result: Any, given: tuple[str, ...]
 ) -> Callable[..., Any] | None:
-    """`fast_call(executor, **operands)` for operands of these names; None where every such call needs a request.
+    """`fast_call(executor, **operands)` for operands of these names; None if every such call needs a request.
 
     The request has all its outputs; `arguments` and `result` are those of running the request itself.
     """
@@ -82,19 +82,19 @@ def fast_call_of(
         pairs=tuple((names[one], names[other], in_place) for one, other, in_place in pairs),
     )
     layouts = [tensors[name].layout for name in given]
-    held = [tensors[name] for name in stay]
+    kept_tensors = [tensors[name] for name in stay]
     bounds = [overlap_bounds(tensors[one].layout, tensors[other].layout) for one, other, _ in pairs]
-    return _maker(form)(plan, arguments, layouts, held, *zip(*bounds, strict=True))
+    return _maker(form)(plan, arguments, layouts, kept_tensors, *zip(*bounds, strict=True))
 
 
 def _is_word(name: str) -> bool:
-    """Whether the generated code can have a parameter of this name: "a[0]" is none, and "_…" are its own names."""
+    """Whether the name can be a parameter of the generated code: not "a[0]", and not "_…", which the code uses."""
     return name.isidentifier() and not iskeyword(name) and not name.startswith("_")
 
 
 @lru_cache(MAX_FORMS)
 def _maker(form: PreparedCallForm) -> Callable[..., Callable[..., Any]]:
-    """The compiled function that makes a plan's `fast_call` and what that keeps; one for each form."""
+    """The compiled function that makes a plan's `fast_call` with the operands that it keeps; one for each form."""
     misfits = [f"_type({name}) is not _Tensor or {name}.layout is not _layout_{name}" for name in form.given]
     places = range(len(form.addresses))
     addresses = [f"_argument_{n}" if name is None else f"_at_{name}" for n, name in enumerate(form.addresses)]
@@ -121,5 +121,5 @@ def _maker(form: PreparedCallForm) -> Callable[..., Callable[..., Any]]:
     head = "def make(_plan, _arguments, _layouts, _stay, _lows=(), _highs=(), _ones=()):"
     scope: dict[str, Any] = {"_Tensor": Tensor, "_type": type, "_CACHE_MISS": CACHE_MISS}
     exec("\n    ".join([head, *lines]), scope)
-    made: Callable[..., Callable[..., Any]] = scope["make"]
-    return made
+    make: Callable[..., Callable[..., Any]] = scope["make"]
+    return make

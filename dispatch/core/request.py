@@ -1,7 +1,7 @@
 """The base classes of every op: the frozen Request, the Plan that runs one, and the functions that run requests.
 
 An op family derives its requests from `Request`, its plans from `Plan`; `executor.py` runs them. This module knows no
-library, no table and no op; it is the contract between them.
+library, no table and no op; it defines the interface between them.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ Operands = dict[str, Tensor]  # by the request's field name
 class Signature:
     """The choices of a request, without its sizes; the table matches its rows' columns with them.
 
-    `dtypes` and `scales` are in the order that the op defines for its rows; `compute` None takes the row's default.
-    `epilogue` is an Epilogue or, for libraries that compile one, a tree of `dispatch.evt`.
+    `dtypes` and `scales` are in the order that the op defines for its rows; `compute` None means the row's default.
+    `epilogue` is an Epilogue or, for libraries that compile epilogues, a tree of `dispatch.evt`.
     `library` restricts the search to one library's rows; None means all.
     """
 
@@ -87,7 +87,7 @@ class Unpacked(NamedTuple):
 
 
 class Number(NamedTuple):
-    """The range in which a number given by value may change without another plan; NaN is outside of every range."""
+    """The range in which a number given by value may change without another plan; NaN is outside every range."""
 
     low: float
     high: float
@@ -97,7 +97,7 @@ class Number(NamedTuple):
         return bool(self.low <= value <= self.high)
 
     def argument(self, value: Any) -> Argument:
-        """The number as a plan takes it; -0.0 becomes 0.0."""
+        """The number as an argument of a plan; -0.0 becomes 0.0."""
         return value if self.is_whole else float(value) + 0.0
 
 
@@ -105,7 +105,7 @@ class NamedArguments(NamedTuple):
     """The name of the operand or number behind each of `Request.arguments`, in their order.
 
     Names are those of `tensors` and `unallocated`, of number fields and of mapping keys; list items are field[0],
-    field[1]. `numbers` are those that may have any value of a range; all other numbers must be the same as before.
+    field[1]. `numbers` may have any value of their range; all other numbers must be the same as before.
     `in_place` has the pairs of an output and an input that may be one view.
     """
 
@@ -115,27 +115,27 @@ class NamedArguments(NamedTuple):
 
 
 class Request(ABC, Generic[R_co]):
-    """A frozen description of one operation on tensors; making one validates it and raises BadRequest.
+    """A frozen description of one operation on tensors; the constructor validates it and raises BadRequest.
 
     A request holds its operands and the outputs it was given; an output left None is allocated anew in every run.
     Running a Request[R] returns an R.
     """
 
     op: ClassVar[str]
-    advice: ClassVar[str] = ""  # layouts that libraries nearly always accept, for the hint of a refusal
-    # cuda_executor.py keeps the last binding here, so that running the same request again needs no look-up.
+    advice: ClassVar[str] = ""  # layouts that libraries nearly always accept, for the hint in a refusal
+    # cuda_executor.py stores the last binding here, so that another run of the same request needs no look-up.
     bound: Any = None
     # The framework (torch, CuPy, …) whose arrays the operands are, if any: the request runs on its current stream and
     # returns its arrays. `adopt` sets it.
     framework: Any = None
-    # Set in classes whose calls are remembered although operands are in lists or mappings (list_call_cache.py).
+    # Set in classes whose calls are cached although operands are in lists or mappings (list_call_cache.py).
     unpacked: ClassVar[Unpacked | None] = None
     # Whether to time all rows that take the request and run the fastest; a field of some classes.
     autotune: Any = False
 
     @classmethod
     def plain_reads(cls) -> tuple[str, ...] | None:
-        """The fields that plain requests of this class read, in the order of their arguments; None where none is plain.
+        """The fields that plain requests of this class read, in the order of their arguments; None if none is plain.
 
         Calls of plain requests with the same layouts and choices differ only in addresses.
         """
@@ -166,13 +166,13 @@ class Request(ABC, Generic[R_co]):
     def addresses(self) -> tuple[str | None, ...] | None:
         """The name of the operand whose address each of `arguments` is; None for a number.
 
-        Only for requests where a run over other operands with the same layouts changes nothing but these addresses;
-        None for all others.
+        Only for requests whose runs over other operands with the same layouts differ only in these addresses; None for
+        all others.
         """
         return None
 
     def named_arguments(self) -> NamedArguments | None:
-        """The name of each argument, for classes with `unpacked`; None where every call must make a request."""
+        """The name of each argument, for classes with `unpacked`; None if every call must make a request."""
         return None
 
     @abstractmethod
@@ -185,15 +185,15 @@ class Request(ABC, Generic[R_co]):
 
     @abstractmethod
     def result(self, outputs: Operands) -> R_co:
-        """What a run returns: the output, or a tuple where there are several."""
+        """The result of a run: the output, or a tuple if there are several."""
 
     def give(self, outputs: Operands) -> R_co:
-        """`result` as arrays of the framework whose operands the request was given."""
+        """`result` as arrays of the framework that the operands come from."""
         result = self.result(outputs)
         if self.framework is None:
             return result
-        given: R_co = self.framework.given_back(result, outputs.values())
-        return given
+        arrays: R_co = self.framework.given_back(result, outputs.values())
+        return arrays
 
     @abstractmethod
     def replace(self, **operands: Tensor) -> Self:
@@ -205,7 +205,7 @@ class Request(ABC, Generic[R_co]):
 
     @property
     def repeatable(self) -> bool:
-        """Whether a second run would give the same as the first: no memory that is written is also read."""
+        """Whether a second run would give the same result as the first: no memory that is written is also read."""
         spans = [(t.storage, t.ptr + t.layout.low, t.ptr + t.layout.high, written) for _, t, written in self.tensors()]
         return not any(
             one[3] and not other[3] and one[0] is other[0] and one[1] < other[2] and other[1] < one[2]
@@ -216,13 +216,13 @@ class Request(ABC, Generic[R_co]):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "__repr__" not in vars(cls):
-            cls.__repr__ = cls.__repr__  # type: ignore[method-assign]  # else a dataclass would generate one
+            cls.__repr__ = cls.__repr__  # type: ignore[method-assign]  # otherwise a dataclass would generate one
 
     def __repr__(self) -> str:
         """The class and the fields that differ from their defaults; tensors are shown without their elements."""
         try:
             return text_of(self)
-        except Exception:  # noqa: BLE001  # a request whose check failed, or a user's class
+        except Exception:  # noqa: BLE001  # the request's check has failed, or it is of a user's class
             return f"<{type(self).__name__}>"
 
     def usual(self) -> dict[str, Any]:
@@ -240,12 +240,12 @@ class Request(ABC, Generic[R_co]):
 class Plan:
     """A request bound to one executor: everything that does not depend on addresses is prepared.
 
-    cuda_executor.py sets `launch` and `relocation`: the graph that launches the plan at any addresses once it is
-    learnt, and the state of that learning. With a `counter`, each call has a number (call_counter.py).
+    cuda_executor.py sets `launch` and `relocation`: the graph that launches the plan at any addresses once the executor
+    has learnt it, and the state of that learning. With a `counter`, each call has a number (call_counter.py).
     """
 
     __slots__ = ("__weakref__", "capture_safe", "counter", "launch", "relocation", "row")
-    is_bare: ClassVar[bool] = False  # callers may capture its calls, but we do not record them as graphs of our own
+    is_bare: ClassVar[bool] = False  # callers may capture its calls, but the executor does not record them as graphs
 
     def __init__(self, row: Any, *, capture_safe: bool, counter: CallCounter | None = None) -> None:
         self.row, self.counter = row, counter
@@ -284,7 +284,7 @@ class IdlePlan(Plan):
 def run(request: Request[R_co]) -> R_co:
     """Select a row, bind it and enqueue it on the current stream of the calling thread; returns without waiting.
 
-    Returns the request's outputs. Raises NoRow where no row takes the request, StaleTensor for tensors of a closed
+    Returns the request's outputs. Raises NoRow if no row takes the request, StaleTensor for tensors of a closed
     device, DeviceFault on a lost one.
     """
     try:
@@ -298,7 +298,7 @@ def run(request: Request[R_co]) -> R_co:
 
 
 def on_framework_stream(request: Request[Any]) -> AbstractContextManager[Any]:
-    """A context on the current stream of the operands' framework; an empty one where that has no streams."""
+    """A context on the current stream of the operands' framework; an empty one if it has no streams."""
     framework = request.framework
     stream = None if framework is None else framework.stream(request.device)
     return NULL_CONTEXT if stream is None else stream
@@ -327,13 +327,13 @@ def as_requests(requests: Iterable[Request[R_co]]) -> list[Request[R_co]]:
     if isinstance(requests, Request) or not hasattr(requests, "__iter__"):
         kind = type(requests).__name__
         is_one = isinstance(requests, Request)
-        given = f"one {kind}: pass a list, [request]" if is_one else f"{kind}; expected a list of requests"
-        raise TypeError(f"requests: got {given}")
+        text = f"one {kind}: pass a list, [request]" if is_one else f"{kind}; expected a list of requests"
+        raise TypeError(f"requests: got {text}")
     return list(requests)
 
 
 def check_request(request: object) -> None:
-    """BadRequest for an object that is no request; called only after an AttributeError, to explain it."""
+    """BadRequest for an object that is not a request; called only after an AttributeError, to explain it."""
     if not isinstance(request, Request):
         hint = "such as dispatch.MatmulRequest(a=a, b=b)"
         raise BadRequest("request", f"a {type(request).__name__}", "a dispatch.Request", hint)

@@ -1,6 +1,6 @@
-"""Checks of request classes: whether a class declares all that requests need. The error says what to write.
+"""Checks of request classes: whether a class declares everything that requests need. The error says what to write.
 
-`request_function` and the first request of a class call this, once for each class; a test checks this package's own.
+`request_function` and the first request of a class run them, once for each class; a test checks this package's classes.
 """
 
 from __future__ import annotations
@@ -27,45 +27,45 @@ TENSOR = re.compile(r"Tensor|Tensor \| None|None \| Tensor|Optional\[Tensor\]")
 
 
 def is_tensor(field: Field[Any]) -> bool:
-    """Whether a field is annotated `Tensor` or `Tensor | None`, whatever module the name is qualified with."""
+    """Whether a field is annotated `Tensor` or `Tensor | None`, with or without a module before the name."""
     return TENSOR.fullmatch(re.sub(r"[\w.]+\.(?=\w)", "", annotation_of(field))) is not None
 
 
 def check_class_body(kind: Any) -> None:
-    """Raise BadRequestClass for a class constant without ClassVar, before `dataclass` complains of defaults instead."""
-    for name, said in vars(kind).get("__annotations__", {}).items():
-        if name in CONSTANTS and "ClassVar" not in str(said):
-            wanted = f"{name}: ClassVar[{str(said).removeprefix('typing.')}]"
-            raise BadRequestClass(f"{kind.__name__} has {name} as a field, not as a constant: write {wanted}")
+    """Raise BadRequestClass for a class constant without ClassVar, before `dataclass` reports its default instead."""
+    for name, annotation in vars(kind).get("__annotations__", {}).items():
+        if name in CONSTANTS and "ClassVar" not in str(annotation):
+            declaration = f"{name}: ClassVar[{str(annotation).removeprefix('typing.')}]"
+            raise BadRequestClass(f"{kind.__name__} has {name} as a field, not as a constant: write {declaration}")
 
 
 @cache
 def check_request_class(kind: Any) -> None:
-    """Raise BadRequestClass, a TypeError, with the first thing that a class lacks, and what to do."""
-    for what, remedy in _lacks(kind):
+    """Raise BadRequestClass, a TypeError, with the first thing that a class lacks, and the remedy."""
+    for problem, remedy in _lacks(kind):
         name = getattr(kind, "__name__", repr(kind))
-        raise BadRequestClass(f"{name} {what}: {remedy}")
+        raise BadRequestClass(f"{name} {problem}: {remedy}")
 
 
 def check_outputs(request: Any, made: Any) -> None:
-    """Raise BadRequestClass unless `outputs()` has given outputs by name whose elements have memory of their own."""
+    """Raise BadRequestClass unless `outputs()` has returned outputs by name whose elements do not share memory."""
     name = type(request).__name__
-    wanted = "return {'out': dispatch.Output(shape, strides in elements, dtype)}, without outputs that are not made"
+    remedy = "return {'out': dispatch.Output(shape, strides in elements, dtype)}, without outputs that are not made"
     if not isinstance(made, dict):
-        raise BadRequestClass(f"{name}: outputs() gives {made!r:.80}: {wanted}")
+        raise BadRequestClass(f"{name}: outputs() gives {made!r:.80}: {remedy}")
     for key, output in made.items():
         problem = _problem_of_output(request.device, output)
         if problem:
-            raise BadRequestClass(f"{name}: outputs() gives {key!r} as {output!r:.80}, {problem}: {wanted}")
+            raise BadRequestClass(f"{name}: outputs() gives {key!r} as {output!r:.80}, {problem}: {remedy}")
 
 
 def _problem_of_output(device: Any, output: Any) -> str:
     if not (isinstance(output, tuple) and hasattr(output, "strides")):
         return "which is no dispatch.Output"
     shape, strides, dtype = output
-    for what, counts in (("shape", shape), ("strides", strides)):
+    for kind, counts in (("shape", shape), ("strides", strides)):
         if type(counts) is not tuple or not all(type(count) is int for count in counts):
-            return f"whose {what} is no tuple of int"
+            return f"whose {kind} is no tuple of int"
     if type(dtype) is not Dtype:
         return "whose dtype is none of dispatch.keys"
     if len(shape) != len(strides):
@@ -85,7 +85,7 @@ def _lacks(kind: Any) -> Iterator[tuple[str, str]]:
     yield from _lacks_as_class(kind)
     yield from _lacks_as_dataclass(kind)
     if any(hasattr(getattr(kind, name, None), "__get__") for name in ("reads", "writes")):
-        return  # properties: each request has its own
+        return  # properties: the values differ from request to request
     if not hasattr(kind, "in_place"):
         return  # derives from Request directly
     for name in ("reads", "writes", "updates", "mixed"):
@@ -95,8 +95,8 @@ def _lacks(kind: Any) -> Iterator[tuple[str, str]]:
             yield f"has {pair!r} in in_place", "write pairs of an output and an input that may be one view of memory"
     yield from _lacks_as_fields(kind)
     if len(kind.writes) > 1 and kind.outputs is _first_of(kind, "outputs"):
-        wanted = f"return {{{', '.join(f'{name!r}: Output(shape, strides, dtype)' for name in kind.writes)}}} there"
-        yield f"has {len(kind.writes)} outputs and no outputs()", f"{wanted}, without those that are not made"
+        remedy = f"return {{{', '.join(f'{name!r}: Output(shape, strides, dtype)' for name in kind.writes)}}} there"
+        yield f"has {len(kind.writes)} outputs and no outputs()", f"{remedy}, without those that are not made"
 
 
 def _lacks_as_class(kind: Any) -> Iterator[tuple[str, str]]:
@@ -111,9 +111,9 @@ def _lacks_as_class(kind: Any) -> Iterator[tuple[str, str]]:
 
 
 def _lacks_as_dataclass(kind: Any) -> Iterator[tuple[str, str]]:
-    said = vars(kind).get("__annotations__", {})
-    own = [name for name, text in said.items() if "ClassVar" not in str(text)]
-    if not is_dataclass(kind) or (own and "__dataclass_params__" not in vars(kind)):
+    annotations = vars(kind).get("__annotations__", {})
+    new_fields = [name for name, text in annotations.items() if "ClassVar" not in str(text)]
+    if not is_dataclass(kind) or (new_fields and "__dataclass_params__" not in vars(kind)):
         yield "is no dataclass", f"put {DECORATOR} above it"
     for field in fields(kind):
         if field.default_factory is not MISSING:
@@ -126,20 +126,20 @@ def _lacks_as_dataclass(kind: Any) -> Iterator[tuple[str, str]]:
 
 
 def _lacks_as_names(kind: Any, name: str) -> Iterator[tuple[str, str]]:
-    given, known = getattr(kind, name), [field.name for field in fields(kind)]
-    if not isinstance(given, tuple):
-        first = given if isinstance(given, str) else "x"
-        yield f"has {name} = {given!r}, which is no tuple", f'write ("{first}",)'
-    for one in given:
-        if one not in known:
-            yield f"has {one!r} in {name}, which is no field", f"add one, or name some of {', '.join(known)}"
+    names, field_names = getattr(kind, name), [field.name for field in fields(kind)]
+    if not isinstance(names, tuple):
+        first = names if isinstance(names, str) else "x"
+        yield f"has {name} = {names!r}, which is no tuple", f'write ("{first}",)'
+    for one in names:
+        if one not in field_names:
+            yield f"has {one!r} in {name}, which is no field", f"add one, or name some of {', '.join(field_names)}"
 
 
 def _lacks_as_fields(kind: Any) -> Iterator[tuple[str, str]]:
     named = {*kind.reads, *kind.writes}
     for field in fields(kind):
-        if field.name in named and "Tensor" not in (said := annotation_of(field)):
-            yield f"has {field.name} in reads or writes and annotates it {said}", "annotate it Tensor, or Tensor | None"
+        if field.name in named and "Tensor" not in (text := annotation_of(field)):
+            yield f"has {field.name} in reads or writes and annotates it {text}", "annotate it Tensor, or Tensor | None"
         if field.name not in named and is_tensor(field):
             remedy = "name it there, in the order of the addresses that the plan is given"
             yield f"has a tensor {field.name} that neither reads nor writes name", remedy

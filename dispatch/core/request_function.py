@@ -1,7 +1,7 @@
 """request_function: makes `matmul(…)` from `MatmulRequest`, with the fields of the class as parameters.
 
-A repeated call finds its plan by call_cache.py, over another library's tensors by framework_call_cache.py, and makes no
-request.
+A repeated call finds its plan through call_cache.py, or through framework_call_cache.py over another library's tensors,
+and makes no request.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ def request_function(
 ) -> Callable[P, R]:
     """The request function of a class: its parameters, defaults, types and documentation are the class's.
 
-    Raises BadRequestClass where the class lacks what a request needs, BadRequest for a name that no function can have.
+    Raises BadRequestClass if the class lacks something that requests need, BadRequest for an invalid function name.
 
-    `call` replaces the generated function for an op with a faster path of its own. It has the same parameters, and also
+    `call` replaces the generated function for an op that has its own faster path. It has the same parameters, and also
     `*more` and `**unknown`, which it passes to `refuse_arguments` for an error that names similar arguments.
     """
     kind: Any = request_class
     check_request_class(kind)
-    given: Any = name
-    if not isinstance(given, str) or not given.isidentifier() or iskeyword(given):
-        raise BadRequest("name", shown(given), "the name of a function in Python", f'"{kind.op}" is that of the op')
+    label: Any = name
+    if not isinstance(label, str) or not label.isidentifier() or iskeyword(label):
+        raise BadRequest("name", shown(label), "the name of a function in Python", f'"{kind.op}" is that of the op')
     unpacked = None if kind.unpacked is None else ListCallCache(kind)
     function: Any = call_of(kind, name, unpacked) if call is None else call
     function.__name__ = function.__qualname__ = name
@@ -97,44 +97,44 @@ def request_function_of_either(
 
 
 def _home(kind: Any) -> str:
-    """The module whose code makes the function, where `pickle` will look for it by its name; else the class's module.
+    """The module whose code makes the function, where `pickle` looks for it by its name; else the class's module.
 
-    A function that is made within another function has no such place.
+    A function that is made within another function is not in a module, so it gets the class's module.
     """
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__") in (__name__, names_arguments.__module__):
         frame = frame.f_back
-    found: str = kind.__module__
-    return frame.f_globals.get("__name__", found) if frame.f_code.co_name == "<module>" else found
+    module: str = kind.__module__
+    return frame.f_globals.get("__name__", module) if frame.f_code.co_name == "<module>" else module
 
 
 def _documentation(kind: Any) -> str:
-    """The documentation of a class; fields that it does not document are documented by the classes it derives from."""
+    """The documentation of a class; fields that it does not document are documented by its base classes."""
     text, entries, rest = _sections(kind)
     missing = {field.name for field in fields(kind)} - _named(entries)
     for parent in kind.__mro__[1:]:
-        prose, found, _ = _sections(parent)
-        taken = [entry for entry in re.split(r"\n(?=    \w)", found) if _named(entry) & missing]
-        if taken:
-            entries, missing = "\n".join(filter(None, [entries, *taken])), missing - _named(found)
+        prose, documented, _ = _sections(parent)
+        inherited = [entry for entry in re.split(r"\n(?=    \w)", documented) if _named(entry) & missing]
+        if inherited:
+            entries, missing = "\n".join(filter(None, [entries, *inherited])), missing - _named(documented)
             rest = "\n\n".join(part for part in (rest, prose.partition("\n\n")[2]) if part)
     return "\n\n".join(part for part in (text, f"Args:\n{entries}", rest, ENDING) if part)
 
 
 def _sections(kind: Any) -> tuple[str, str, str]:
-    """A class's documentation in three parts: before its Attributes, these, and after them."""
-    text, _, behind = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")
-    entries, _, rest = behind.partition("\n\n")
+    """A class's documentation in three parts: before its Attributes, the Attributes, and after them."""
+    text, _, after = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")
+    entries, _, rest = after.partition("\n\n")
     return text.rstrip(), entries.rstrip(), rest.rstrip()
 
 
 def _named(entries: str) -> set[str]:
-    """The fields that the entries of an Attributes section are about."""
+    """The fields that an Attributes section documents."""
     return {name for names in re.findall(r"(?m)^    (\w[\w, ]*):", entries) for name in names.split(", ")}
 
 
 def _result(kind: Any) -> Any:
-    """The R of the Request[R] that a class derives from; a union where it depends on the values of fields."""
+    """The R of the Request[R] that a class derives from; a union if it depends on the values of fields."""
     for parent in kind.__mro__:
         for base in parent.__dict__.get("__orig_bases__", ()):
             for argument in get_args(base):
@@ -145,32 +145,32 @@ def _result(kind: Any) -> Any:
 
 # -- the generated function ------------------------------------------------------------------------------------------
 def call_of(kind: Any, name: str, unpacked: ListCallCache | None = None) -> Any:
-    """`def name(parameters of the class)`: looks for a remembered call, else makes a request and runs it.
+    """`def name(parameters of the class)`: looks for a cached call, else makes a request and runs it.
 
     The code is generated, as `dataclass` generates `__init__`. `unpacked` handles the calls of a class whose operands
-    may come in lists or mappings; it is used where the look-up of operands that are fields finds nothing.
+    may be in lists or mappings; it is used if the look-up of operands that are fields finds nothing.
     """
-    given = fields(kind)
+    all_fields = fields(kind)
     parameters, passed = [], []
-    for field in sorted(given, key=lambda field: bool(field.kw_only)):
+    for field in sorted(all_fields, key=lambda field: bool(field.kw_only)):
         if field.kw_only and "*_more" not in parameters:
             parameters.append("*_more")
         parameters.append(field.name if field.default is MISSING else f"{field.name}=_defaults[{field.name!r}]")
         passed.append(f"{field.name}={field.name}" if field.kw_only else field.name)
-    made = f"_kind({', '.join(passed)})"
+    construction = f"_kind({', '.join(passed)})"
     scope: dict[str, Any] = {
         "_kind": kind,
         "_run": run,
         "_refuse_arguments": refuse_arguments,
-        "_defaults": {field.name: field.default for field in given},
+        "_defaults": {field.name: field.default for field in all_fields},
     }
-    values = ", ".join(field.name for field in given)
+    values = ", ".join(field.name for field in all_fields)
     if unpacked is not None:
         scope["_unpacked"] = unpacked
     if (reads := kind.plain_reads()) is None:
-        lines = [f"return _run({made})" if unpacked is None else f"return _unpacked({values})"]
+        lines = [f"return _run({construction})" if unpacked is None else f"return _unpacked({values})"]
     else:
-        by_request = [f"_request = {made}", "_result = _run(_request)"]
+        by_request = [f"_request = {construction}", "_result = _run(_request)"]
         if unpacked is not None:
             by_request = [f"_result, _request = _unpacked.found({values})"]
         scope |= {"_current": current, "_executor_on": executor_on, "_remember": cache_call, "_CACHE_MISS": CACHE_MISS}

@@ -17,11 +17,11 @@ DEPTH = 3  # levels of nested values
 
 
 def text_of(thing: Any, depth: int = DEPTH) -> str:
-    """`MatmulRequest(a=f16[64, 32] on cuda:0, b=…)`; a class that is no dataclass shows its attributes."""
+    """`MatmulRequest(a=f16[64, 32] on cuda:0, b=…)`; a class that is not a dataclass shows its attributes."""
     name = type(thing).__name__
     if is_dataclass(thing):
-        known = thing.usual() if hasattr(thing, "usual") else {}
-        state = {f.name: (getattr(thing, f.name, None), known.get(f.name, f.default)) for f in fields(thing)}
+        defaults = thing.usual() if hasattr(thing, "usual") else {}
+        state = {f.name: (getattr(thing, f.name, None), defaults.get(f.name, f.default)) for f in fields(thing)}
     else:
         state = {key: (value, None) for key, value in vars(thing).items() if key != "bound"}
     parts = [f"{key}={_value(value, depth - 1)}" for key, (value, usual) in state.items() if not _same(value, usual)]

@@ -14,7 +14,7 @@ A family with such requests declares in its `results.py` which value of which fi
 
     norm_fwd = function_of(Alone, …)
 
-All other fields and the documentation stay those of the request class in `request.py`, which is the only one that
+All other fields and the documentation are those of the request class in `request.py`, which is the only one that
 exists at run time: families import `results.py` under TYPE_CHECKING. mypy complains that `__new__` is no class method
 but accepts its overloads; pyright binds a decorated `__new__` only if it is marked as one.
 """
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     OneOrPair: TypeAlias = Tensor | tuple[Tensor, Tensor]
     Several: TypeAlias = tuple[Tensor, ...]
-    OneOrSeveral: TypeAlias = Tensor | Several  # where only values at run time say which
+    OneOrSeveral: TypeAlias = Tensor | Several  # if it depends on values at run time
 
 __all__ = ["OfThree", "function_of", "with_fields_of"]
 

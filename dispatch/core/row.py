@@ -1,6 +1,6 @@
-"""Row: one line of the table, and Table: the rows in order of priority, with those that users add.
+"""Row: one line of the table. Table: the rows in order of priority, including those that users add.
 
-The files of table/ hold the rows themselves; `select.py` searches them. Adding a duplicate, or a row that can never be
+The files of table/ hold the rows; `select.py` searches them. Adding a duplicate, or a row that can never be
 reached, raises BadRow. Nothing here knows an op or calls a library.
 """
 
@@ -29,30 +29,30 @@ if TYPE_CHECKING:
 
 __all__ = ["ENTRY_POINTS", "FAST", "Row", "Rule", "Table", "accepts", "refusals"]
 
-ENTRY_POINTS = "dispatch.rows"  # packages add rows by an entry point of this group, which names a Row or several
-Rule = Callable[[Any], str]  # a request -> why the row refuses it ("needs …, has …"), or "" where it does not
+ENTRY_POINTS = "dispatch.rows"  # packages add rows by an entry point of this group; it names one Row or several
+Rule = Callable[[Any], str]  # from a request to the reason for a refusal ("needs …, has …"), or "" if there is none
 
 
 @names_arguments
 @dataclass(frozen=True)
 class Row:
-    """What one library function takes, and the function of `ops/` that calls it.
+    """The requests that one library function takes, and the function of `ops/` that calls it.
 
     Attributes:
         op: the op's name, as `Request.op`.
         dtypes: of the operands, in the op's order (matmul: a, b, c, d).
-        compute: the compute type; rows with a fast or an emulated one take only requests that ask for it.
-        rules: further conditions; each returns the reason where a request does not meet it.
+        compute: the compute type; rows with a fast or an emulated one take only requests that name it.
+        rules: further conditions; each returns the reason if a request does not meet it.
         min_arch, max_arch: the oldest and the newest architecture, None for no limit; HOST for both on the host.
         min_version: the oldest version of the library; empty for any.
-        library, function: the library function that is finally called, named as in `cudabind.sys`.
+        library, function: the library function that the plan calls, named as in `cudabind.sys`.
         call: makes the plan.
-        run_on: the GPUs on which its cases have passed; empty says that no machine has run it yet.
-        fusion: what the function fuses with its product; None where the op has no such choices.
-        variant: a word that tells the row from others of the same op and dtypes.
-        note: what is unexpected about its results; empty where nothing is.
-        stands_for: for a row of the host, the library whose rows it imitates: it takes requests that name that library.
-        nonfinite: what becomes of NaN and infinities; `nonfinite.py` fills it in for the rows of this package.
+        run_on: the GPUs on which its cases have passed; empty if no machine has run it yet.
+        fusion: the operations that the function fuses with its product; None if the op has no such choices.
+        variant: a word that distinguishes the row from others of the same op and dtypes.
+        note: unexpected properties of its results; empty if there are none.
+        stands_for: for a host row, the library whose rows it imitates; it takes requests that name that library.
+        nonfinite: the handling of NaN and infinities; `nonfinite.py` fills it in for the rows of this package.
     """
 
     op: str
@@ -88,12 +88,12 @@ class Row:
     def name(self) -> str:
         """Short, readable and unique: op, dtypes, compute type, scale modes, variant, architecture, library."""
         *inputs, output = map(str, self.dtypes)
-        added = "".join(f"+{dtype}" for dtype in inputs[2:] if dtype != output)  # a C of another dtype than D
+        added = "".join(f"+{dtype}" for dtype in inputs[2:] if dtype != output)  # a C whose dtype is not D's
         compute = f" {self.compute.name.removeprefix('COMPUTE_')}" if self.compute is not None else ""
         # SCALAR_32F, one factor for the whole tensor, has the value 0 and is left out.
         pairs = {"·".join(dict.fromkeys(mode.name for mode in pair if mode)) for pair in self.scales}
         scale = "".join(f" {pair}" for pair in sorted(pairs) if pair)
-        product = "×".join(inputs[:2])  # noqa: RUF001 - the sign of a product, not a letter
+        product = "×".join(inputs[:2])  # noqa: RUF001 - a multiplication sign, not a letter
         variant = f" {self.variant}" if self.variant else ""
         return f"{self.op} {product}{added}→{output}{compute}{scale}{variant} {self.min_arch} {self.library}"
 
@@ -102,7 +102,7 @@ class Row:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What rows must share for one to take the requests of the other."""
+        """The properties that two rows must share if one takes requests of the other."""
         return self.op, self.dtypes, self.compute
 
     def of(self, library: str | None) -> bool:
@@ -110,7 +110,7 @@ class Row:
         return library is None or library in (self.library, self.stands_for)
 
     def on(self, arch: Arch) -> bool:
-        """Whether the row is for an architecture; the host's rows are for the host alone."""
+        """Whether the row is for an architecture; the host's rows are only for the host."""
         if self.min_arch == HOST or arch == HOST:
             return self.min_arch == arch
         return arch >= self.min_arch and (self.max_arch is None or arch <= self.max_arch)
@@ -121,8 +121,8 @@ class Row:
             self.kind == other.kind
             and self.of(other.stands_for or other.library)
             and all(
-                set(mine) >= set(theirs)
-                for mine, theirs in zip(self.epilogue_dtypes, other.epilogue_dtypes, strict=False)
+                set(mine) >= set(others)
+                for mine, others in zip(self.epilogue_dtypes, other.epilogue_dtypes, strict=False)
             )
             and set(self.epilogues) >= set(other.epilogues)
             and set(self.scales) >= set(other.scales)
@@ -138,23 +138,23 @@ def _check(row: Any, others: Iterable[Row], *, last: bool) -> None:
     """Raise BadRow for a malformed or duplicate row, or one that comes last and can never be reached."""
     if not isinstance(row, Row):
         raise BadRow(f"{row!r} is a {type(row).__name__}, not a Row")
-    from dispatch.core.row_columns import check_columns  # with the first row: `import dispatch` has none
+    from dispatch.core.row_columns import check_columns  # imported with the first row, not by `import dispatch`
 
     check_columns(row)
     for other in others:
         if other == row:
-            what = row.name if other.name == row.name else f"{row.name} takes what {other.name} takes, which"
-            raise BadRow(f"{what} stands in the table already")
+            reason = row.name if other.name == row.name else f"{row.name} takes what {other.name} takes, which"
+            raise BadRow(f"{reason} stands in the table already")
         if last and other.covers(row):
             raise BadRow(f"{row.name} can never be reached: {other.name} before it takes all its requests")
 
 
 def _check_all(rows: Iterable[Row]) -> None:
     """`_check` each row against those before it."""
-    # Only rows of one kind can repeat or cover each other: comparing within a kind alone takes a tenth of the time.
-    alike: dict[tuple[object, ...], list[Row]] = {}
+    # Only rows of one kind can repeat or cover each other; comparing only within a kind takes a tenth of the time.
+    groups: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
-        group = alike.setdefault(getattr(row, "kind", ()), [])  # `_check` refuses what is not a Row
+        group = groups.setdefault(getattr(row, "kind", ()), [])  # `_check` refuses objects that are not Rows
         _check(row, group, last=True)
         group.append(row)
 
@@ -162,8 +162,9 @@ def _check_all(rows: Iterable[Row]) -> None:
 class Table:
     """The rows in order of priority: those that users registered, the latest first, then those of this package.
 
-    `modules` maps modules to their ops, in order of priority; the ROWS of each come after the given rows. Several may
-    have rows of one op. A module is imported when one of its ops is first looked up, so `import dispatch` is quick.
+    `modules` maps modules to their ops, in order of priority; the ROWS of each come after the given rows. Several
+    modules may have rows of one op. A module is imported when one of its ops is first looked up, so `import dispatch`
+    is quick.
     """
 
     def __init__(self, rows: Iterable[Row], modules: Mapping[str, Iterable[str]] = MappingProxyType({})) -> None:
@@ -176,14 +177,14 @@ class Table:
         self._by_op: dict[str, tuple[Row, ...]] = {}
         self._by_dtypes: dict[tuple[object, ...], tuple[Row, ...]] = {}
         self._loaded = self._loading = False
-        self._entries: set[tuple[str, str]] = set()  # loaded so far, in case Ctrl-C ends the loading
+        self._entries: set[tuple[str, str]] = set()  # the entry points loaded so far, in case Ctrl-C ends the loading
         self.broken: tuple[str, ...] = ()  # the errors of packages whose rows could not be added
-        self.watchers: list[Callable[[], None]] = []  # called when the rows change, to forget the plans made before
-        _check_all(given := tuple(rows))
-        self._set(given)
+        self.watchers: list[Callable[[], None]] = []  # called when the rows change, to discard cached plans
+        _check_all(initial := tuple(rows))
+        self._set(initial)
 
     def __repr__(self) -> str:
-        """How many rows are imported so far; unlike iterating and `len`, this imports nothing."""
+        """The number of rows imported so far; unlike iteration and `len`, this imports nothing."""
         later = f"; {len(self._unloaded)} files more are read when they are asked for" if self._unloaded else ""
         return f"<Table: {len(self._rows)} rows of {len(self._by_op)} ops{later}>"
 
@@ -208,14 +209,14 @@ class Table:
             watcher()
 
     def unregister(self, row: Row) -> None:
-        """Take a row out again; BadRow where it is not in the table."""
+        """Remove a row; BadRow if it is not in the table."""
         if not isinstance(row, Row):
             raise BadRow(f"{row!r:.80} is a {type(row).__name__}, not a Row of the table")
         with self.lock:
-            left = tuple(r for r in self._rows if r != row or r.name != row.name)  # its variant is in its name alone
-            if len(left) == len(self._rows):
+            rows = tuple(r for r in self._rows if r != row or r.name != row.name)  # == ignores the variant
+            if len(rows) == len(self._rows):
                 raise BadRow(f"{row.name} is not in the table")
-            self._set(left)
+            self._set(rows)
         for watcher in list(self.watchers):
             watcher()
 
@@ -229,11 +230,11 @@ class Table:
         by_op = {row.op: list[Row]() for row in rows}
         for row in rows:
             by_op[row.op].append(row)
-        self._by_op = {op: tuple(found) for op, found in by_op.items()}
+        self._by_op = {op: tuple(of_op) for op, of_op in by_op.items()}
         self._by_dtypes = {}  # last: a thread that fills the old dict may have read the old rows
 
     def of(self, op: str) -> tuple[Row, ...]:
-        """The rows of an op, those of installed packages included."""
+        """The rows of an op, including those of installed packages."""
         if not self._loaded:
             self._load()
         for module in self._unloaded:
@@ -242,36 +243,36 @@ class Table:
         return self._by_op.get(op, ())
 
     def with_dtypes(self, op: str, dtypes: tuple[Dtype | None, ...]) -> Iterator[Row]:
-        """The rows of an op with these dtypes; a module is imported only when the rows before it are used up."""
+        """The rows of an op with these dtypes; a module is imported only after all earlier rows were yielded."""
         if not self._loaded:
             self._load()
-        given: set[int] = set()
+        yielded: set[int] = set()
         while True:
             modules = [module for module, ops in self._modules.items() if op in ops]
-            lacking = [module for module in modules if module in self._unloaded]
-            if lacking == modules[len(modules) - len(lacking) :]:  # the imported modules are the first ones
+            unloaded = [module for module in modules if module in self._unloaded]
+            if unloaded == modules[len(modules) - len(unloaded) :]:  # the imported modules are the first ones
                 for row in self._matching(op, dtypes):
-                    if id(row) not in given:
-                        given.add(id(row))
+                    if id(row) not in yielded:
+                        yielded.add(id(row))
                         yield row
-            if lacking:
-                self._import(lacking[0])
-            if not lacking or lacking[0] in self._unloaded:  # done, or called while that module is being imported
+            if unloaded:
+                self._import(unloaded[0])
+            if not unloaded or unloaded[0] in self._unloaded:  # all are imported, or the module is being imported now
                 return
 
     def _matching(self, op: str, dtypes: tuple[Dtype | None, ...]) -> tuple[Row, ...]:
         """The matching rows that are imported so far."""
-        known = self._by_dtypes
+        cached = self._by_dtypes
         key = (op, *(None if dtype is None else dtype.cuda for dtype in dtypes))
-        if (found := known.get(key)) is None:
+        if (matching := cached.get(key)) is None:
             rows = self._by_op.get(op, ())
-            found = known[key] = tuple(row for row in rows if row.dtypes == dtypes[: len(row.dtypes)])
-        return found
+            matching = cached[key] = tuple(row for row in rows if row.dtypes == dtypes[: len(row.dtypes)])
+        return matching
 
     def _load(self) -> None:
-        """Add the rows of installed packages; one that is broken is named in a warning, and adds none."""
+        """Add the rows of installed packages; a broken package causes a warning and adds no rows."""
         with self.lock:
-            if self._loaded or self._loading:  # a package that reads the table while it is loaded sees the rows so far
+            if self._loaded or self._loading:  # a package that reads the table while it is loading sees the rows so far
                 return
             self._loading = True
             try:
@@ -286,16 +287,16 @@ class Table:
         """Add the rows of a module at its place in the order of the modules, whatever the order of the imports."""
         with self.lock:
             if module in self._importing or module not in self._unloaded:
-                return  # imported already, or being imported further up this stack
+                return  # imported already, or being imported by a caller
             self._importing.add(module)
             try:
-                further = tuple(import_module(module).ROWS)
-                _check_all(further)
+                new_rows = tuple(import_module(module).ROWS)
+                _check_all(new_rows)
                 names = list(self._imported)
-                behind = {id(row) for name in names[names.index(module) :] for row in self._imported[name]}
-                place = next((i for i, row in enumerate(self._rows) if id(row) in behind), len(self._rows))
-                self._set((*self._rows[:place], *further, *self._rows[place:]))
-                self._imported[module] = further
+                later_rows = {id(row) for name in names[names.index(module) :] for row in self._imported[name]}
+                place = next((i for i, row in enumerate(self._rows) if id(row) in later_rows), len(self._rows))
+                self._set((*self._rows[:place], *new_rows, *self._rows[place:]))
+                self._imported[module] = new_rows
                 self._unloaded = tuple(name for name in self._unloaded if name != module)
             finally:
                 self._importing.discard(module)
@@ -305,7 +306,7 @@ class Table:
             self._import(module)
 
     def _load_entries(self) -> None:
-        from importlib.metadata import entry_points  # at first use: it costs more than the rest of this file
+        from importlib.metadata import entry_points  # imported at first use: it costs more than the rest of this file
 
         for entry in entry_points(group=ENTRY_POINTS):
             if (entry.name, entry.value) not in self._entries:
@@ -316,10 +317,10 @@ class Table:
         """Add the rows that an entry point names, all or none; a broken package does not affect the others."""
         before = self._rows
         try:
-            found = entry.load()
-            for row in (found,) if isinstance(found, Row) else found:
+            loaded = entry.load()
+            for row in (loaded,) if isinstance(loaded, Row) else loaded:
                 self._add(row)
-        except KeyboardInterrupt:  # the next access to the table goes on with this entry
+        except KeyboardInterrupt:  # the next access to the table resumes at this entry
             self._set(before)
             raise
         except BaseException as error:  # noqa: BLE001  # importing runs foreign code, which may even call sys.exit
@@ -362,15 +363,15 @@ def _fuses(fusion: Fusion, wanted: Signature, added: tuple[Dtype | None, ...]) -
 
 
 def refusals(row: Row, request: Request, wanted: Signature, asked: dict[Rule, str] | None = None) -> list[Refusal]:
-    """Why a row does not take a request; empty where `accepts` is true. `asked` caches the rules' answers over rows."""
+    """Why a row does not take a request; empty if `accepts` is true. `asked` caches the rules' answers over rows."""
     reasons, asked, count = [], {} if asked is None else asked, len(row.dtypes)
     if not row.of(wanted.library):
         reasons.append(Refusal(Kind.OTHER_LIBRARY, row.stands_for or row.library, wanted.library))
     if wanted.dtypes[:count] != row.dtypes:
         reasons.append(Refusal(Kind.DTYPES, row.dtypes, wanted.dtypes[:count]))
-    for allowed, given in zip(row.epilogue_dtypes, wanted.dtypes[count:], strict=False):
-        if given is not None and given not in allowed:
-            reasons.append(Refusal(Kind.EPILOGUE_DTYPE, allowed, given))
+    for allowed, dtype in zip(row.epilogue_dtypes, wanted.dtypes[count:], strict=False):
+        if dtype is not None and dtype not in allowed:
+            reasons.append(Refusal(Kind.EPILOGUE_DTYPE, allowed, dtype))
     if wanted.compute is not row.compute and (wanted.compute is not None or row.compute in FAST):
         reasons.append(Refusal(Kind.COMPUTE, row.compute, wanted.compute))
     if not (row.fusion or NOTHING).takes(wanted.epilogue):
@@ -378,12 +379,12 @@ def refusals(row: Row, request: Request, wanted: Signature, asked: dict[Rule, st
         reasons.append(Refusal(kind, row.epilogues, wanted.epilogue))
     if wanted.scales and wanted.scales not in row.scales:
         reasons.append(Refusal(Kind.SCALES, row.scales, wanted.scales))
-    said = (_ask(rule, request, asked, sure=not reasons) for rule in row.rules)
-    return reasons + [rule_refusal(text) for text in said if text]
+    answers = (_ask(rule, request, asked, sure=not reasons) for rule in row.rules)
+    return reasons + [rule_refusal(text) for text in answers if text]
 
 
 def _ask(rule: Rule, request: Request, asked: dict[Rule, str], *, sure: bool) -> str:
-    """A rule's answer. A rule may rely on the columns, and so may raise where they already refuse the request."""
+    """A rule's answer. A rule may rely on the columns, so it may raise if they already refuse the request."""
     if rule not in asked:
         try:
             asked[rule] = rule(request)

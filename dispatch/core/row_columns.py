@@ -1,6 +1,6 @@
-"""Whether each column of a row holds what it says: a user may have written anything there.
+"""Checks of the columns of a row, where a user may have written anything.
 
-`row.py` asks for every row before it comes into the table. Nothing here knows an op or calls a library.
+`row.py` checks every row before it is added to the table. Nothing here knows an op or calls a library.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _tuple_of(is_sound: Callable[[Any], bool], least: int = 0) -> Callable[[Any]
     return lambda given: isinstance(given, tuple) and len(given) >= least and all(map(is_sound, given))
 
 
-SOUND: dict[str, tuple[Callable[[Any], bool], str]] = {  # by column: what is sound, and in words
+SOUND: dict[str, tuple[Callable[[Any], bool], str]] = {  # by column: the check, and its description
     "op": (_is_name, "is a name"),
     "dtypes": (_tuple_of(lambda one: isinstance(one, Dtype | None), 1), "are a tuple of Dtypes, one at least"),
     "compute": (lambda given: isinstance(given, Compute | None), "is a Compute, or None"),
@@ -49,7 +49,7 @@ SOUND: dict[str, tuple[Callable[[Any], bool], str]] = {  # by column: what is so
 def check_columns(row: Any) -> None:
     """Raise BadRow for the first column of a row that holds something else."""
     for name, (is_sound, expected) in SOUND.items():
-        if not is_sound(given := getattr(row, name)):
-            raise BadRow(f"{name} {expected}, not {shown(given)}")
+        if not is_sound(value := getattr(row, name)):
+            raise BadRow(f"{name} {expected}, not {shown(value)}")
     if not callable(row.call) or not row.epilogues or not row.scales:
         raise BadRow(f"{row.name} needs a function to call, an epilogue and a pair of scale modes at least")

@@ -1,4 +1,4 @@
-"""A timeout for library calls that may block for ever."""
+"""A timeout for library calls that may block forever."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ def call_with_timeout(seconds: float, call: Callable[[], T], what: str) -> T:
 
     After a timeout the call goes on, on a daemon thread.
     """
-    found: list[Any] = []
+    outcome: list[Any] = []
 
     def run() -> None:
         try:
-            found.extend((call(), None))
-        except BaseException as error:  # noqa: BLE001  # it is raised where it is waited for
-            found.extend((None, error))
+            outcome.extend((call(), None))
+        except BaseException as error:  # noqa: BLE001  # it is raised in the waiting thread
+            outcome.extend((None, error))
 
     thread = threading.Thread(target=run, name=what, daemon=True)
     thread.start()
     thread.join(seconds)
-    if len(found) < 2:
+    if len(outcome) < 2:
         raise CollectiveTimeout(f"{what} was not done within {seconds:g} s")
-    result, error = found
+    result, error = outcome
     if isinstance(error, DispatchError):
         raise error
     if error is not None:
         raise CollectiveError(f"{what} failed: {error}") from error
-    made: T = result
-    return made
+    returned: T = result
+    return returned

@@ -1,7 +1,7 @@
 """Errors raised in functions that users passed in: formulas, rules of rows, launches of kernels.
 
-Such an error is its author's and no defect of this library. So a worker fails that one request with the error as it is,
-and goes on.
+Such an error is not a defect of this library. So a worker fails only that request, with the unchanged error, and goes
+on.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ __all__ = ["is_of_user_code"]
 
 
 def is_of_user_code(error: BaseException) -> bool:
-    """Whether an error comes from a user's function: its traceback has code of `user_code_callers` that called it.
+    """Whether an error comes from a user's function: its traceback has a function of `user_code_callers` as the caller.
 
-    Never true for KeyboardInterrupt and SystemExit, wherever they were raised, because they are to end the worker.
+    Never true for KeyboardInterrupt and SystemExit, wherever they were raised, because they must end the worker.
     Other BaseExceptions, such as asyncio.CancelledError, count like any error.
     """
     if isinstance(error, (KeyboardInterrupt, SystemExit)):

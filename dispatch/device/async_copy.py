@@ -29,8 +29,8 @@ SHORTEST, LONGEST = 20e-6, 1e-3  # seconds between polls while waiting with a ti
 class Copy:
     """An asynchronous copy between a tensor and the host; `result()` waits and returns the target of the copy.
 
-    Until then the host must write neither side, nor read the target. Work that is enqueued on the device meanwhile is
-    ordered after the copy. It may be awaited in asyncio. Dropping the object does not end the copy.
+    Until then the host must not write to the source or the target, nor read the target. Work that is enqueued on the
+    device meanwhile is ordered after the copy. It may be awaited in asyncio. Dropping the object does not end the copy.
     """
 
     __slots__ = ("_device", "_ending", "_event", "_finish", "_keep", "_result")
@@ -43,12 +43,12 @@ class Copy:
         keep: Any = None,
         finish: Callable[[], object] | None = None,
     ) -> None:
-        self._device, self._event = device, event  # None if the copy is done already
+        self._device, self._event = device, event  # None if the copy is already done
         self._result, self._keep, self._finish = result, keep, finish
         self._ending = threading.RLock()  # several threads may wait; a signal handler may run inside it
 
     def done(self) -> bool:
-        """Whether it has ended; raises the error that the stream ended in."""
+        """Whether the copy has ended; raises the error that the stream ended in."""
         event = self._event
         if event is None or self._device is None:
             return True

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Block", "BlockAllocator"]
 
-ALIGNMENT = 512  # as the driver's own allocator aligns
+ALIGNMENT = 512  # the same as the driver's own allocator
 MIB = 1 << 20
 GROWTH = 64 * MIB  # bytes of a chunk, unless a block needs more
 
@@ -35,9 +35,9 @@ class Block(NamedTuple):
 class BlockAllocator:
     """The blocks of a growing number of chunks.
 
-    Guarantees: blocks that are out never overlap. A block given back is merged with its free neighbours. Any thread may
+    Guarantees: blocks in use never overlap. A block given back is merged with its free neighbours. Any thread may
     take and give back blocks; `give` may also run in a destructor that interrupts `take` on the same thread. The blocks
-    that are out and the sizes of the chunks are authoritative: if an exception (Ctrl-C on the main thread) leaves the
+    in use and the sizes of the chunks are authoritative: if an exception (Ctrl-C on the main thread) leaves the
     lists of free blocks half changed, they are rebuilt from these.
     """
 
@@ -45,14 +45,14 @@ class BlockAllocator:
         """`grow(nbytes)` makes a chunk of at least `nbytes` and returns its number and its size in bytes."""
         self._grow = grow
         self._lock = threading.Lock()
-        self._holder = 0  # the thread that holds it
-        self._torn = False  # whether the three below are being changed, or were when an exception came
+        self._holder = 0  # the thread that holds the lock
+        self._torn = False  # whether the next three are being changed, or an exception interrupted a change
         self._by_size: list[tuple[int, int, int]] = []  # (nbytes, chunk, offset) of free blocks, sorted
         self._starts: dict[tuple[int, int], int] = {}  # (chunk, offset) -> nbytes of a free block
         self._ends: dict[tuple[int, int], int] = {}  # (chunk, end) -> its offset
         self._sizes: dict[int, int] = {}
-        self._out: dict[tuple[int, int], int] = {}  # (chunk, offset) -> nbytes of a block that is out
-        self._returned: deque[Block] = deque()  # given back, to be freed by the next call that takes the lock
+        self._out: dict[tuple[int, int], int] = {}  # (chunk, offset) -> nbytes of a block in use
+        self._returned: deque[Block] = deque()  # given back; the next call that takes the lock frees them
         self.used = 0
 
     def take(self, nbytes: int, growth: int = GROWTH) -> Block:
@@ -93,7 +93,7 @@ class BlockAllocator:
         self._returned.append(block)
 
     def bytes_in_use(self) -> int:
-        """The bytes of the blocks that are out."""
+        """The bytes of the blocks in use."""
         self._refuse_nested()
         with self._lock:
             self._holder = get_ident()
@@ -108,7 +108,7 @@ class BlockAllocator:
             return set(self._sizes)
 
     def empty_chunks(self) -> list[int]:
-        """Remove the chunks that have no block out, and return their numbers."""
+        """Remove the chunks that have no block in use, and return their numbers."""
         self._refuse_nested()
         with self._lock:
             self._holder = get_ident()
@@ -125,7 +125,7 @@ class BlockAllocator:
         return [chunk for chunk, size in self._sizes.items() if self._starts.get((chunk, 0)) == size]
 
     def _refuse_nested(self) -> None:
-        """Raise if this thread is inside a method already, further up its stack: it would deadlock with itself."""
+        """Raise if this thread is already inside a method, further up its stack: it would deadlock."""
         if self._holder == get_ident() and self._lock.locked():
             raise DispatchError("a destructor or signal handler asked for memory while its thread was being given some")
 
@@ -154,7 +154,7 @@ class BlockAllocator:
         self._torn = False
 
     def _free(self, chunk: int, offset: int, nbytes: int) -> None:
-        if self._out.pop((chunk, offset), None) is not None:  # else it was freed just before an exception came
+        if self._out.pop((chunk, offset), None) is not None:  # None: it was freed just before an exception
             self.used -= nbytes
             before = self._ends.get((chunk, offset))
             if before is not None:

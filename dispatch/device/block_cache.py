@@ -1,7 +1,7 @@
-"""A cache of freed blocks of GPU memory, by stream and size: they are reused without a call of the driver.
+"""A cache of freed blocks of GPU memory, by stream and size: they are reused without a driver call.
 
 A stream runs its work in order. So memory that was used on one stream only may be used there again at once, as in the
-driver's own pool. cuda.py looks here first; blocks that are not kept go to releases.py. Nothing in here calls the
+driver's own pool. cuda.py looks here first; blocks that are not cached go to releases.py. Nothing in here calls the
 driver, touches a stream's handle or waits.
 """
 
@@ -25,19 +25,19 @@ __all__ = ["UNIT_BITS", "BlockCache", "FreeList"]
 
 MIB = 1 << 20
 UNIT_BITS = 9  # sizes are multiples of 512 bytes, the driver's alignment
-LARGEST = 8 * MIB  # bytes; larger blocks are not kept
-MOST_BYTES = 64 * MIB  # of all blocks that may be kept
+LARGEST = 8 * MIB  # bytes; larger blocks are not cached
+MOST_BYTES = 64 * MIB  # of all blocks that may be cached
 MOST_BLOCKS = 64  # of one size on one stream
 MOST_LISTS = 128  # pairs of a size and a stream
 
 
 class FreeList:
-    """The free blocks of one size on one stream of ours.
+    """The free blocks of one size on one of our streams.
 
     Guarantees: `bases` holds only blocks that were used on this stream alone, and no more than `capacity`, plus one for
-    each thread that is just giving one back. Every step is one atomic operation of a deque, so that finalizers and
-    threads may come in between. Once it is closed, nothing stays in it: a thread that appends checks afterwards whether
-    the list is still open.
+    each thread that is returning one at the moment. Every step is one atomic operation of a deque, so finalizers and
+    other threads may run in between. A closed list stays empty: a thread that appends checks afterwards whether the
+    list is still open.
     """
 
     __slots__ = (
@@ -71,7 +71,7 @@ class FreeList:
         self._free, self._otherwise = free, otherwise
 
     def take_back(self, storage: Storage) -> None:
-        """The `free` of a storage: keep its memory if it was used on this stream alone, else release it."""
+        """The `free` of a storage: keep its memory if only this stream used it, else release it."""
         bases = self.bases
         if (
             storage.writer.c_handle is self._c_handle
@@ -87,21 +87,21 @@ class FreeList:
             self._otherwise(storage)
 
     def drain(self, stream: Stream) -> bool:
-        """Free all blocks, ordered after what is enqueued on a stream; returns whether there were any."""
-        found = False
+        """Free all blocks, ordered after the work that is enqueued on a stream; returns whether there were any."""
+        has_freed = False
         while self.bases:
             with suppress(IndexError):  # other threads may take some as well
                 self._free(self.bases.pop(), stream)
-                found = True
-        return found
+                has_freed = True
+        return has_freed
 
     def close(self, stream: Stream) -> None:
-        """Keep nothing from now on, and free all blocks, ordered after what is enqueued on a stream."""
+        """Accept no more blocks, and free all blocks, ordered after the work that is enqueued on a stream."""
         self.is_open = False
         self.drain(stream)
 
     def lose(self) -> None:
-        """Forget all blocks: their memory is gone."""
+        """Drop all blocks without freeing them: their memory no longer exists."""
         self.is_open = False
         self.bases.clear()
 
@@ -112,23 +112,23 @@ class BlockCache:
     Guarantees: the capacities of all lists together are at most MOST_BYTES, and there are at most MOST_LISTS lists. The
     capacity of a list grows to the number of blocks that its stream had in use at once. If there is no room, the least
     recently used list is evicted (by second chance). One thread at a time makes or grows a list; other threads, and
-    finalizers that run meanwhile, do not wait but go without.
+    finalizers that run meanwhile, do not wait: their blocks are not cached.
     """
 
     def __init__(self, side: Stream, free: Callable[[int, Stream], None], otherwise: Callable[[Storage], None]) -> None:
-        """`free(base, stream)` frees a block after a stream's work, `otherwise(storage)` memory that is not kept.
+        """`free(base, stream)` frees a block after a stream's work, `otherwise(storage)` memory that is not cached.
 
         `side` is the stream that waits for all closed ones (releases.py).
         """
         self._side, self._free, self._otherwise = side, free, otherwise
-        self._lists: deque[FreeList] = deque()  # the next to be evicted first
+        self._lists: deque[FreeList] = deque()  # the first one is evicted next
         self._kept = 0  # the bytes of all capacities
         self._is_lost = False
         self._changing = threading.Lock()
         anew(self, "_changing", threading.Lock)
 
     def wanted(self, stream: Stream, nbytes: int) -> FreeList | None:
-        """The list for a new block of `nbytes`, with room for it; None if the block is not to be kept.
+        """The list for a new block of `nbytes`, with room for it; None if the block should not be cached.
 
         It is called when the list has no free block: more are in use at once than it holds, so its capacity grows by 1.
         """
@@ -136,61 +136,61 @@ class BlockCache:
             return None
         try:
             units = (nbytes + (1 << UNIT_BITS) - 1) >> UNIT_BITS
-            found: FreeList | None = stream.free_lists.get(units)
-            if found is None:
+            free_list: FreeList | None = stream.free_lists.get(units)
+            if free_list is None:
                 return self._new(stream, units)
-            if found.capacity < MOST_BLOCKS and self._make_room(found, 0):
-                found.capacity += 1
-            return found
+            if free_list.capacity < MOST_BLOCKS and self._make_room(free_list, 0):
+                free_list.capacity += 1
+            return free_list
         finally:
             self._changing.release()
 
     def _new(self, stream: Stream, units: int) -> FreeList | None:
-        made = FreeList(stream, units, self._free, self._otherwise)
-        if not self._make_room(made, 1):
+        free_list = FreeList(stream, units, self._free, self._otherwise)
+        if not self._make_room(free_list, 1):
             return None
-        self._lists.append(made)
-        stream.free_lists[units] = made
-        if self._is_lost or stream.external or stream.closed:  # whoever changed that may have missed this list
-            made.is_open = False
+        self._lists.append(free_list)
+        stream.free_lists[units] = free_list
+        if self._is_lost or stream.external or stream.closed:  # the thread that set it may have missed this list
+            free_list.is_open = False
             stream.free_lists.pop(units, None)
             return None
-        return made
+        return free_list
 
-    def _make_room(self, asking: FreeList, more: int) -> bool:
+    def _make_room(self, free_list: FreeList, more: int) -> bool:
         """Whether there is room for one block and `more` lists, after evicting the least recently used lists.
 
-        A list that was used since it was last considered is spared once.
+        A list that was used since it was last considered is skipped once.
         """
         for _ in range(len(self._lists)):
-            if self._kept + asking.nbytes <= MOST_BYTES and len(self._lists) + more <= MOST_LISTS:
+            if self._kept + free_list.nbytes <= MOST_BYTES and len(self._lists) + more <= MOST_LISTS:
                 break
             oldest = self._lists[0]
-            if oldest.is_open and (oldest.was_used or oldest is asking):
+            if oldest.is_open and (oldest.was_used or oldest is free_list):
                 oldest.was_used = False
                 self._lists.rotate(-1)
             else:
                 self._end(oldest)
                 self._lists.popleft()
                 self._kept -= oldest.capacity * oldest.nbytes
-        if self._kept + asking.nbytes > MOST_BYTES:
+        if self._kept + free_list.nbytes > MOST_BYTES:
             self._count()  # an exception may have left it wrong; the next call finds room then
             return False
         if len(self._lists) + more > MOST_LISTS:
             return False
-        self._kept += asking.nbytes
+        self._kept += free_list.nbytes
         return True
 
     def _count(self) -> None:
         self._kept = sum([each.capacity * each.nbytes for each in self._lists])
 
     @staticmethod
-    def _end(ended: FreeList) -> None:
-        stream = ended.stream()
+    def _end(free_list: FreeList) -> None:
+        stream = free_list.stream()
         if stream is not None:  # else the stream's finalizer frees its lists
-            ended.close(stream)
-            if stream.free_lists.get(ended.units) is ended:
-                stream.free_lists.pop(ended.units, None)
+            free_list.close(stream)
+            if stream.free_lists.get(free_list.units) is free_list:
+                stream.free_lists.pop(free_list.units, None)
 
     def withdraw(self, stream: Stream) -> None:
         """Drop all lists of a stream that was closed or has become known to other libraries."""
@@ -200,10 +200,10 @@ class BlockCache:
 
     def flush(self) -> bool:
         """Free all blocks and reset all capacities to 1; returns whether there were any blocks."""
-        found = False
+        has_freed = False
         for each in self._lists.copy():
             stream = each.stream()
-            found |= stream is not None and each.drain(stream)
+            has_freed |= stream is not None and each.drain(stream)
         if self._changing.acquire(blocking=False):
             try:
                 for each in self._lists:
@@ -211,10 +211,10 @@ class BlockCache:
                 self._count()
             finally:
                 self._changing.release()
-        return found
+        return has_freed
 
     def lose(self) -> None:
-        """Forget all blocks for good: the device was closed or lost, or this is a forked child."""
+        """Drop all blocks permanently: the device was closed or lost, or this is a forked child."""
         self._is_lost = True
         for each in self._lists.copy():
             each.lose()

@@ -1,4 +1,4 @@
-"""Keeps memory, plans and workspace of ours alive as long as a graph captured by the caller may use them.
+"""Keeps memory, plans and workspaces of this library alive while a graph that the caller captured may use them.
 
 cuda.py makes one CallersGraphs for each GPU; executors and allocations register what goes into a capture. The driver
 signals when it has destroyed a graph and everything instantiated from it. This module neither captures nor launches.
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 __all__ = ["CallersGraphs"]
 
-MOVE = 1  # CU_GRAPH_USER_OBJECT_MOVE: the graph takes over our reference
+MOVE = 1  # CU_GRAPH_USER_OBJECT_MOVE: the reference is transferred to the graph
 NO_SYNC = 1  # CU_USER_OBJECT_NO_DESTRUCTOR_SYNC
-SEMAPHORE_BYTES = 64  # more than a `sem_t` has anywhere
+SEMAPHORE_BYTES = 64  # at least the size of a `sem_t` on every platform
 
 
 class _Graph:
     """The objects that one graph keeps alive, and the semaphore that the driver posts once the graph is destroyed.
 
-    The driver calls libc's `sem_post` on a thread of its own, no Python function: Python may have ended by then.
+    The driver calls libc's `sem_post` on its own thread, not a Python function: Python may have ended by then.
     """
 
     __slots__ = ("_gone", "kept")
@@ -36,13 +36,13 @@ class _Graph:
         libc = _libc()
         libc.sem_init(self._gone, 0, 0)
         post = ctypes.cast(libc.sem_post, ctypes.c_void_p)
-        made = ctypes.c_void_p()
-        status = driver.cuUserObjectCreate.unchecked(ctypes.byref(made), self._gone, post, 1, NO_SYNC)
+        user_object = ctypes.c_void_p()
+        status = driver.cuUserObjectCreate.unchecked(ctypes.byref(user_object), self._gone, post, 1, NO_SYNC)
         if status:
             raise driver.error("cuUserObjectCreate", status)
         # The driver holds the address until it posts, possibly after the interpreter has ended.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._gone))
-        status = driver.cuGraphRetainUserObject.unchecked(graph, made, 1, MOVE)
+        status = driver.cuGraphRetainUserObject.unchecked(graph, user_object, 1, MOVE)
         if status:
             raise driver.error("cuGraphRetainUserObject", status)
         self.kept: list[Any] = []
@@ -78,13 +78,13 @@ class CallersGraphs:
             self._device.fail(status, "cuStreamGetCaptureInfo")
         if not graph.value:
             return
-        found = self.known.get(number.value)
-        if found is None:  # two threads may capture into one graph: the first entry stays
-            found = self.known.setdefault(number.value, _Graph(graph))
-        found.kept.extend(things)
+        captured_graph = self.known.get(number.value)
+        if captured_graph is None:  # two threads may capture into one graph: the first entry stays
+            captured_graph = self.known.setdefault(number.value, _Graph(graph))
+        captured_graph.kept.extend(things)
 
     def sweep(self) -> None:
-        """Drop what destroyed graphs have kept."""
+        """Drop the objects that destroyed graphs kept alive."""
         for number, graph in self.known.copy().items():
             if graph.is_gone():
                 self.known.pop(number, None)

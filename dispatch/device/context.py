@@ -1,7 +1,7 @@
-"""Context: a device's CUDA context, and how a thread makes it current.
+"""Context: a device's CUDA context, which a thread makes current by a `with` block.
 
 The driver uses the current context to create objects (streams, events, handles, modules), for copies and for work on
-default streams; other calls find the context by their stream, event or pool. cuda.py makes one Context for each GPU.
+default streams; other calls take the context of their stream, event or pool. cuda.py makes one Context for each GPU.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Context"]
 
 
 class Context:
-    """`with context:` makes it the current context in the block and restores the previous one, which torch relies on.
+    """`with context:` makes it the current context in the block, then restores the previous one, as torch requires.
 
     The driver keeps a stack of contexts for each thread, so one object serves all threads, and blocks may be nested.
     `push` and `pop` are the two steps, for callers that must not raise; they return the driver's status.
@@ -41,7 +41,7 @@ class Context:
         self.pop: Callable[[], int] = partial(
             driver.cuCtxPopCurrent.unchecked_holding_gil, ctypes.byref(ctypes.c_void_p())
         )
-        if device.is_alone:  # there is no other context to restore, which would take as long again (0.3 us)
+        if device.is_alone:  # no other context to restore; restoring would take as long again (0.3 us)
             self.push, self.pop = partial(driver.cuCtxSetCurrent.unchecked_holding_gil, context), _nothing
 
     def __enter__(self) -> None:
@@ -53,14 +53,14 @@ class Context:
         self.pop()
 
     def provide(self) -> None:
-        """Make it the calling thread's current context for good, if the thread has none or one that was destroyed."""
+        """Make it the thread's current context permanently, if the thread has none or one that was destroyed."""
         if driver.cuCtxGetDevice.unchecked(ctypes.byref(ctypes.c_int())):
             driver.cuCtxSetCurrent(self.handle)
 
     def wait(self, recordings: Recordings) -> int:
-        """Wait for all work of the context, whoever enqueued it, by an event; returns the driver's status.
+        """Wait by an event for all work of the context, also of other libraries; returns the driver's status.
 
-        Recording that event would end recordings under way, so it waits until there are none.
+        Recording that event would end active recordings, so the method first waits until there are none.
         """
         event = self._device.event()
         try:

@@ -1,8 +1,8 @@
-"""The GPU as a device: primary context, streams, stream-ordered memory, and errors of the driver.
+"""The GPU as a device: primary context, streams, stream-ordered memory, and driver errors.
 
 `device()` makes one per GPU. The primary context is shared with torch, CuPy and JAX, so pointers pass freely between
-them. Memory comes from a pool of this device's own (memory_pool.py); releases.py frees it behind every stream that used
-it, and block_cache.py keeps some of it for the next of its size.
+them. Memory comes from this device's own pool (memory_pool.py). releases.py frees it after all streams that used it;
+block_cache.py caches some blocks for the next allocation of the same size.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _of_parents: list[Any] = []  # in a forked child: keeps the parent's objects, so
 
 
 class CudaDevice(Device):
-    """One GPU of this process, through its primary context; DeviceUnavailable where driver or GPU is missing."""
+    """One GPU of this process, through its primary context; DeviceUnavailable if the driver or the GPU is missing."""
 
     is_host = False
     context: Context
@@ -69,7 +69,7 @@ class CudaDevice(Device):
         self.l2_bytes = self.attribute(kinds.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)
         self._pool = MemoryPool(ordinal)
         self._events: deque[ctypes.c_void_p] = deque()
-        self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()  # those made here
+        self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()  # those created here
         self._retained = deque([self.handle])  # until `close` has released the primary context
         self._copies = HostCopies(self)
         self.recordings = Recordings()
@@ -77,7 +77,7 @@ class CudaDevice(Device):
         self.releases = Releases(self, self.stream(), self.graphs)
         self.blocks = BlockCache(self.releases.side, self.releases.free_block, _release)
         self.externals = ExternalStreams(self, self.releases)
-        self.quiet = self.stream()  # waits for no other; calls are prepared on it while the caller captures
+        self.quiet = self.stream()  # waits for no other stream; calls are prepared on it while the caller captures
         # Libraries' handles that no executor uses, to be reused: destroying one waits for the whole context.
         self.idle: defaultdict[str, deque[tuple[Any, Callable[[Any], object]]]] = defaultdict(deque)
         self._most_stuck = int(driver.cuDeviceTotalMem(self.handle)) // STUCK
@@ -134,9 +134,9 @@ class CudaDevice(Device):
         return event
 
     def synchronize(self) -> None:
-        """Wait for all work on the GPU, that of other libraries too; raises the error it ended in.
+        """Wait for all work on the GPU, of other libraries too; raises the error that it ended in.
 
-        It ends captures of other libraries that are under way, as `torch.cuda.synchronize` does, but none of ours.
+        It ends active captures of other libraries, as `torch.cuda.synchronize` does, but none of this library.
         """
         self.check()
         self.refuse_capture("to wait for the device")
@@ -225,7 +225,7 @@ class CudaDevice(Device):
                 self._collect()
             try:
                 base = blocks.bases.pop()
-            except IndexError:  # another thread, or a finalizer, has taken the last
+            except IndexError:  # another thread or a finalizer has taken the last block
                 return self._allocate_on(nbytes, stream)
             blocks.was_used = True
             return Storage(self, base, nbytes, stream, blocks.take_back)
@@ -239,13 +239,13 @@ class CudaDevice(Device):
             return self._allocate_on(nbytes, stream)
 
     def _allocate_on(self, nbytes: int, stream: Stream, blocks: FreeList | None = None) -> Storage:
-        """Memory from the pool; once freed, it goes to `blocks` if given, else back to the pool."""
+        """Memory from the pool; when it is freed, it goes to `blocks` if given, else back to the pool."""
         if exported:
             release_consumed()
         ptr = ctypes.c_uint64()
-        wanted = nbytes or 1 if blocks is None else blocks.nbytes
-        size = ctypes.c_size_t(wanted)  # an unchecked call would pass a plain int as a C int, of 32 bits
-        mode = ctypes.byref(ctypes.c_int(RELAXED))  # `with relaxed():`, inlined: the block took 0.3 us longer
+        size_bytes = nbytes or 1 if blocks is None else blocks.nbytes
+        size = ctypes.c_size_t(size_bytes)  # an unchecked call would pass a plain int as a C int, of 32 bits
+        mode = ctypes.byref(ctypes.c_int(RELAXED))  # `with relaxed():`, inlined, because the block took 0.3 us longer
         exchange = exchange_mode()
         exchange(mode)
         try:
@@ -266,7 +266,7 @@ class CudaDevice(Device):
         if self.blocks.flush():
             status = self._allocate_now(ptr, size, stream)
         if status != OUT_OF_MEMORY or self._is_captured():
-            return status  # to wait for the device would end the caller's capture
+            return status  # waiting for the device would end the caller's capture
         self.trim()
         return self._allocate_now(ptr, size, stream)
 
@@ -341,13 +341,13 @@ class CudaDevice(Device):
                 self.graphs.keep(stream, tensor.storage)
 
     def close(self) -> None:
-        """As every device does; if it was interrupted, or refused because of a capture, call it again to finish."""
+        """As for every device; if it was interrupted, or refused because of a capture, call it again to finish."""
         super().close()
         if self.fault is not None:
             return
         try:
             handle = self._retained.pop()
-        except IndexError:  # done already, or another thread is doing it
+        except IndexError:  # already done, or another thread is doing it
             return
         try:
             self._give_back()
@@ -358,7 +358,7 @@ class CudaDevice(Device):
             driver.cuDevicePrimaryCtxRelease(handle)
 
     def _give_back(self) -> None:
-        """Wait for all work, then destroy everything that this device has made; objects left over use no handle."""
+        """Wait for all work, then destroy everything that this device has created; remaining objects use no handle."""
         with self.recordings.exclude(), relaxed(), self.context:
             status = driver.cuCtxSynchronize.unchecked()
             if status in LOST:
@@ -369,7 +369,7 @@ class CudaDevice(Device):
             self.blocks.lose()
             self.releases.abandon()
             self._destroy_handles()
-            self._pool.destroy()  # frees all its memory: the tensors are stale
+            self._pool.destroy()  # frees all its memory: the tensors become stale
             self._destroy_events()
 
     def _destroy_handles(self) -> None:
@@ -391,7 +391,7 @@ class CudaDevice(Device):
 
 
 def _release(storage: Storage) -> None:
-    """Free a storage behind all streams that used it, those of other libraries included."""
+    """Free a storage after all streams that used it, including those of other libraries."""
     device = storage.device
-    if isinstance(device, CudaDevice) and device.alive and device.fault is None:  # else it is gone with the pool
+    if isinstance(device, CudaDevice) and device.alive and device.fault is None:  # else it was freed with the pool
         device.releases.free(storage)

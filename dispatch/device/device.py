@@ -1,8 +1,8 @@
 """Device: the base class of `cuda:N` (cuda.py) and `host` (host.py).
 
-A device owns its context, its memory and its tensors' layouts, for one generation. Closing or losing it ends that: its
-tensors are stale, and the next `device()` (registry.py) makes another one. Nothing here runs a kernel; copies go on the
-current stream of the calling thread.
+A device owns its context, its memory and its tensors' layouts, for one generation. The generation ends when the device
+is closed or lost: its tensors are stale, and the next `device()` (registry.py) makes another one. Nothing here runs a
+kernel; copies are enqueued on the current stream of the calling thread.
 """
 
 from __future__ import annotations
@@ -38,29 +38,29 @@ if TYPE_CHECKING:
 
 __all__ = ["Device"]
 
-MAX_EXECUTORS = 32  # of one thread, on streams of ours; each has handles, plans and a workspace
+MAX_EXECUTORS = 32  # of one thread, on our own streams; each has handles, plans and a workspace
 MAX_EXTERNAL_EXECUTORS = 16  # of one thread, on streams of other libraries
 _all: weakref.WeakSet[Device] = weakref.WeakSet()
-MAX_LAYOUTS = 1 << 16  # then all interned layouts are dropped; plans for the old ones are made again
+MAX_LAYOUTS = 1 << 16  # beyond it all interned layouts are dropped; plans for the old ones are made again
 
 
 class Device:
-    """A GPU or the host; `device(name)` returns the live one of a name."""
+    """A GPU or the host; `device(name)` returns the live one with that name."""
 
     is_host: ClassVar[bool]
-    open_executor: ClassVar[Callable[[Stream], ExecutorLike]]  # set by prepare.py, which knows what runs on an executor
-    read: ClassVar[Callable[[str, Any, Device | None], Any]]  # set by sources.py: what `array` copies
-    context: AbstractContextManager[None] = nullcontext()  # `with device.context:` its CUDA context is the current one
+    open_executor: ClassVar[Callable[[Stream], ExecutorLike]]  # set by prepare.py, which knows the executor classes
+    read: ClassVar[Callable[[str, Any, Device | None], Any]]  # set by sources.py: reads the argument of `array`
+    context: AbstractContextManager[None] = nullcontext()  # `with device.context:` makes its CUDA context current
     is_alone = True  # this process sees no other GPU
-    live: ClassVar[dict[str, Device]] = {}  # those that `device()` returns (registry.py)
-    opening: ClassVar[Any] = threading.RLock()  # held while that changes
+    live: ClassVar[dict[str, Device]] = {}  # the devices that `device()` returns (registry.py)
+    opening: ClassVar[Any] = threading.RLock()  # held while `live` changes
 
     def __init__(self, name: str, ordinal: int, arch: Arch, generation: int) -> None:
         self.name, self.ordinal, self.arch, self.generation = name, ordinal, arch, generation
         self.alive = True
         self.fault: DispatchError | None = None
         self._layouts: dict[tuple[Any, ...], Layout] = {}
-        # For executors that allocate, by shape, strides and dtype: the size, and the layout at a multiple of 256 bytes.
+        # For allocations by executors: size and layout at a multiple of 256 bytes, by shape, strides and dtype.
         self.made: dict[tuple[Any, ...], tuple[int, Layout]] = {}
         self._executors: weakref.WeakSet[Any] = weakref.WeakSet()
         self.supervisors: weakref.WeakSet[Any] = weakref.WeakSet()  # `close` lets them finish first
@@ -69,7 +69,7 @@ class Device:
         _all.add(self)
 
     def after_fork(self) -> None:
-        """In a forked child: drop what only the parent can use."""
+        """In a forked child: drop everything that only the parent can use."""
 
     def __reduce_ex__(self, _protocol: object) -> NoReturn:
         """Refuse copies and pickles, also of tensors, requests and bound calls: memory would be freed twice."""
@@ -96,7 +96,7 @@ class Device:
         raise DispatchError(f"{type(self).__name__} has no streams of other libraries")
 
     def allocate(self, nbytes: int, stream: Stream) -> Storage:
-        """Uninitialized memory, ordered on a stream; OutOfMemory where there is not enough."""
+        """Uninitialized memory, ordered on a stream; OutOfMemory if there is not enough."""
         raise DispatchError(f"{type(self).__name__} has no memory")
 
     def copy_in(self, tensor: Tensor, array: Array) -> None:
@@ -132,7 +132,7 @@ class Device:
         raise DispatchError(f"{type(self).__name__} has no memory that NumPy could view")
 
     def unreadable(self, tensor: Tensor) -> str:
-        """Why the elements of a tensor cannot be read now, as text; "" where they can."""
+        """The reason why the elements of a tensor cannot be read now; "" if they can."""
         if self.fault is not None:
             return "lost: its device had a fault"
         if not self.alive:
@@ -144,13 +144,13 @@ class Device:
         return "its elements cannot be read: a stream is under capture" if captured else ""
 
     def peek(self, tensor: Tensor, low: int, high: int) -> Array:
-        """The bytes from `low` to `high`, relative to a tensor's pointer; ends no capture of other streams."""
-        layout = Layout(self, U8, (high - low,), (1,), 1, readonly=True)  # rare, so it is not interned
+        """The bytes from `low` to `high`, relative to a tensor's pointer; does not end captures of other streams."""
+        layout = Layout(self, U8, (high - low,), (1,), 1, readonly=True)  # rarely needed, so not interned
         with relaxed():
             return self.copy_out(Tensor(tensor.storage, tensor.ptr + low, layout))
 
     def bytes_in_use(self) -> int | None:
-        """The bytes that tensors of this device hold; None where they are not counted."""
+        """The bytes that tensors of this device hold; None if they are not counted."""
         return None
 
     def synchronize(self) -> None:
@@ -161,13 +161,13 @@ class Device:
         """Record the work of a stream that is about to be destroyed: memory it used is freed after that work."""
 
     def withdraw(self, stream: Stream) -> None:
-        """Drop the free blocks kept for a stream that was closed or has become known to other libraries."""
+        """Drop the cached blocks of a stream that was closed or has become known to other libraries."""
 
     def dispose(self, handle: ctypes.c_void_p) -> None:
         """Destroy a closed stream of this device, once no thread can still be using its handle."""
 
     def park(self, storage: Storage) -> None:
-        """Keep another library's memory alive until work on it is done; on the host it always is."""
+        """Keep another library's memory alive until work on it is done; on the host work is always done."""
 
     def event(self) -> ctypes.c_void_p:
         """An event without timing, from a pool; `recycle` returns it."""
@@ -178,14 +178,14 @@ class Device:
         raise DispatchError(f"{type(self).__name__} has no events")
 
     def recorded(self, stream: Stream) -> ctypes.c_void_p:
-        """An event, recorded after all that is enqueued on a stream so far."""
+        """An event, recorded after all work that is enqueued on a stream so far."""
         raise DispatchError(f"{type(self).__name__} has no events")
 
     def refuse_capture(self, what: str, stream: Stream | None = None) -> None:
         """BadRequest if `stream`, or this thread's current one, is under the caller's capture; never on the host."""
 
     def keep_until(self, event: ctypes.c_void_p, keep: Any) -> None:
-        """Keep an object alive until the GPU has passed an event; the event is recycled then."""
+        """Keep an object alive until an event has completed; then the event is recycled."""
         raise DispatchError(f"{type(self).__name__} has no events")
 
     def activate(self) -> None:
@@ -193,7 +193,7 @@ class Device:
 
     # -- state --------------------------------------------------------------------------------------------------
     def check(self, *tensors: Tensor) -> None:
-        """Raise unless the device is alive and healthy, and the memory of the tensors is still there."""
+        """Raise unless the device is alive and healthy, and the memory of the tensors still exists."""
         for tensor in tensors:
             owner = tensor.layout.device
             if not owner.alive and owner.fault is None:
@@ -231,7 +231,7 @@ class Device:
         raise DispatchError(f"{function} gave {status}")
 
     def close(self) -> None:
-        """Wait for all work, that of supervisors too, close the executors and end this generation; idempotent."""
+        """Wait for all work, including that of supervisors, close the executors and end this generation; idempotent."""
         dlpack.release_consumed(everything=True)
         for supervisor in members(self.supervisors):
             supervisor.finish()
@@ -248,7 +248,7 @@ class Device:
     def executor(self, stream: Stream | None = None) -> Any:
         """The calling thread's executor on `stream`, or on its current stream of this device; made at first use.
 
-        With `stream`, the executor becomes the thread's current one only if the thread has none that is open.
+        With `stream`, the executor becomes the thread's current one only if the thread has no open one.
         """
         present: Any = current.executor
         if stream is None and present is not None and present.stream.device is self:
@@ -270,7 +270,7 @@ class Device:
                 self._executors.add(executor)
             if len(current.executors) > MAX_EXTERNAL_EXECUTORS:
                 _forget_an_executor(stream)
-        if becomes_current and not current.entered:  # no `with stream:` block says otherwise
+        if becomes_current and not current.entered:  # not inside a `with stream:` block
             current.executor = executor
         return executor
 
@@ -280,9 +280,9 @@ class Device:
             return list(self._executors)
 
     def __enter__(self) -> Self:
-        """Make this device the current one in the block: work goes on this thread's current stream of it."""
+        """Make this device current in the block: work is enqueued on this thread's current stream of it."""
         self.check()
-        before, executor = current.executor, self.executor()  # outside of blocks `executor` sets the current one
+        before, executor = current.executor, self.executor()  # outside of `with`, `executor()` sets the current one
         current.entered.append(before)
         current.executor = executor
         return self
@@ -291,7 +291,7 @@ class Device:
         current.executor = current.entered.pop()
 
     def forget_plans(self) -> None:
-        """Make every executor select its rows anew."""
+        """Make every executor select its rows again."""
         for executor in self.executors():
             executor.forget()
 
@@ -336,7 +336,7 @@ class Device:
         raise DispatchError(f"{type(self).__name__} has no memory")
 
     def packed(self, tensor: Tensor, array: Array) -> Array:
-        """An array in the format of a tensor's memory: as it is, or 4-bit elements packed two to a byte.
+        """An array in the format of a tensor's memory: unchanged, or 4-bit elements packed two to a byte.
 
         A last odd element of a view shares its byte with the element after the view, which keeps its value.
         """
@@ -373,22 +373,22 @@ anew(Device, "opening", threading.RLock)
 
 
 def _forget_closed_devices() -> None:
-    """Drop the thread's streams and executors on closed devices, which would live as long as the thread."""
+    """Drop the thread's streams and executors on closed devices; they would live as long as the thread."""
     current.own_streams = {device: stream for device, stream in current.own_streams.items() if device.alive}
     current.executors = {stream: one for stream, one in current.executors.items() if stream.device.alive}
     current.by_handle = {key: one for key, one in current.by_handle.items() if one.stream.device.alive}
 
 
 def _forget_an_executor(stream: Stream) -> None:
-    """Drop the thread's oldest executor of that kind where it has too many: streams are often dropped unclosed."""
-    own = current.own_streams.values()
-    alike = [other for other in current.executors if other.is_ours == stream.is_ours and other not in own]
-    if len(alike) > (MAX_EXECUTORS if stream.is_ours else MAX_EXTERNAL_EXECUTORS):
+    """Drop the thread's oldest executor of that kind if it has too many: streams are often dropped unclosed."""
+    own_streams = current.own_streams.values()
+    candidates = [other for other in current.executors if other.is_ours == stream.is_ours and other not in own_streams]
+    if len(candidates) > (MAX_EXECUTORS if stream.is_ours else MAX_EXTERNAL_EXECUTORS):
         open_blocks = {executor.stream for executor in (current.executor, *current.entered) if executor is not None}
-        oldest = next((other for other in alike if other is not stream and other not in open_blocks), None)
+        oldest = next((other for other in candidates if other is not stream and other not in open_blocks), None)
         if oldest is not None:
             executor: Any = current.executors.pop(oldest)
-            if not executor.prepared:  # else it lives as long as the calls prepared on it
+            if not executor.prepared:  # else it lives as long as its prepared calls
                 executor.close()
 
 
@@ -397,4 +397,4 @@ def _after_fork() -> None:
         each.after_fork()
 
 
-os.register_at_fork(after_in_child=_after_fork)  # after that of the locks, which it takes
+os.register_at_fork(after_in_child=_after_fork)  # after the handler that renews the locks, which this one uses

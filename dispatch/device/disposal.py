@@ -1,17 +1,17 @@
-"""What may wait within the driver while threads of one process are ranks: unloading and loading.
+"""Avoids deadlocks in driver calls that wait for the GPU (unload, free, load) while threads of a process are ranks.
 
-To unload kernels or free memory, the driver waits until the GPU is idle, and so does the thread that asked. The garbage
-collector may run on any thread. Where threads of one process are ranks, that thread may wait for a GPU which waits for
-a collective of the same thread (seen on two H200: rank 1's allocation collected an old plan of rank 0's GPU). So while
-a world of such threads is open, finalizers hand their objects over to a separate thread.
+To unload kernels or free memory, the driver blocks the calling thread until the GPU is idle. The garbage collector may
+run on any thread. If threads of one process are ranks, that thread may wait for a GPU which waits for a collective of
+the same thread (seen on two H200: rank 1's allocation collected an old plan of rank 0's GPU). So while a world of such
+threads is open, finalizers pass their objects to a separate thread.
 
-Nor does that thread destroy anything beside a collective: the driver holds a lock while it waits, for which the thread
-of another rank would wait, and with it the collective (seen on two H200: cuDNN's descriptors were destroyed, one rank
-recorded an event and the other launched a kernel for the first time; all three waited). It destroys when no collective
-is under way on any GPU, and none begins meanwhile.
+That thread does not destroy objects while a collective runs. The driver holds a lock while it waits; the thread of
+another rank would wait for that lock, and so would the collective (seen on two H200: cuDNN's descriptors were
+destroyed, one rank recorded an event and the other launched a kernel for the first time; all three waited). It destroys
+objects when no collective is running on any GPU, and no collective begins meanwhile.
 
-And kernels are not loaded beside a collective, for the same reason. A plan is made once the collectives of its GPU that
-were enqueued before are done, and the kernels of this library are loaded then, not at their first launch.
+For the same reason kernels are not loaded while a collective runs. A plan is made after the earlier collectives of its
+GPU are done, and the kernels of this library are loaded then, not at their first launch.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ __all__ = [
 ]
 
 Destroy = tuple["Callable[[Any], None]", Any]
-PATIENCE = 10.0  # seconds that the end of a world waits for objects still to be destroyed
-LOADING = 2.0  # seconds that a plan waits for collectives, which may in turn need what its thread does next
+PATIENCE = 10.0  # seconds that the end of a world waits until all objects are destroyed
+LOADING = 2.0  # seconds that a plan waits for collectives, which may need later work of the same thread
 DESTROYING = 2.0  # seconds that a collective waits for an object that is being destroyed
-PAUSE = 5e-3  # seconds between two looks at whether collectives are under way
+PAUSE = 5e-3  # seconds between two checks whether collectives are running
 NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 class _DisposalThread:
-    """The separate thread, while a world needs it; as a context manager, a block in which it begins to destroy nothing.
+    """The separate thread, while a world needs it; inside a `with` block on it, the thread starts no destruction.
 
     Guarantees: no object is destroyed between the beginning of such a block, in which a collective is enqueued, and the
-    end of that collective on all GPUs. A block waits for an object that is being destroyed, but not for ever: the GPU
-    may be busy with an endless kernel.
+    end of that collective on all GPUs. A block waits for an object that is being destroyed, up to DESTROYING seconds:
+    the GPU may be busy with an endless kernel.
     """
 
     def __init__(self) -> None:
@@ -80,11 +80,11 @@ class _DisposalThread:
             self._blocks -= 1
 
     def _run(self) -> None:
-        while (given := self.queue.get()) is not None:
+        while (item := self.queue.get()) is not None:
             while not self._may_destroy():
                 time.sleep(PAUSE)
-            _Finalized(*given)
-            del given  # else the last object would stay alive until the next arrives
+            _Finalized(*item)
+            del item  # else the last object would stay alive until the next arrives
             with self._changed:
                 self._is_destroying = False
                 self._changed.notify_all()
@@ -96,7 +96,7 @@ class _DisposalThread:
 
 
 class _Finalized:
-    """Destroys an object in `__del__`, so that an error is reported as that of any finalizer and ends no thread."""
+    """Destroys an object in `__del__`, so that an error is reported like any finalizer's and the thread goes on."""
 
     def __init__(self, destroy: Callable[[Any], None], owner: Any) -> None:
         self._destroy, self._owner = destroy, owner
@@ -122,19 +122,19 @@ def start_disposal_thread() -> None:
 
 
 def stop_disposal_thread() -> None:
-    """End one start. The last one waits, up to PATIENCE, until all that was handed over is destroyed."""
+    """Undo one start. The last call waits, up to PATIENCE, until all objects on the thread are destroyed."""
     global _disposal
     with _lock:
-        ended = _disposal
-        if ended is None:  # in a forked child, whose parent began
+        disposal = _disposal
+        if disposal is None:  # in a forked child, whose parent started the thread
             return
-        ended.users -= 1
-        if ended.users:
+        disposal.users -= 1
+        if disposal.users:
             return
         _disposal = None
-    ended.queue.put(None)
-    if threading.current_thread() is not ended.thread:
-        ended.thread.join(PATIENCE)
+    disposal.queue.put(None)
+    if threading.current_thread() is not disposal.thread:
+        disposal.thread.join(PATIENCE)
 
 
 def dispose(destroy: Callable[[Any], None], owner: Any) -> None:
@@ -147,7 +147,7 @@ def dispose(destroy: Callable[[Any], None], owner: Any) -> None:
 
 
 class Collectives(Protocol):
-    """A communicator over a GPU, which knows the collectives that are under way there."""
+    """A communicator over a GPU, which knows the collectives that are running there."""
 
     @property
     def device(self) -> object:
@@ -155,22 +155,22 @@ class Collectives(Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether none is under way; False also where a caller's graphs have some: it learns nothing of launches."""
+        """Whether none is running; False also if a caller's graph has collectives: its launches are not visible."""
 
     def wait_for_work(self, seconds: float) -> bool:
-        """Wait up to so long for those under way; returns whether they are done."""
+        """Wait up to `seconds` for the running collectives; returns whether they are done."""
 
 
 _collectives: WeakSet[Collectives] = WeakSet()
 
 
 def register_collectives(communicator: Collectives) -> None:
-    """Have the communicator's collectives waited for."""
+    """Register a communicator: other calls then wait for its collectives."""
     _collectives.add(communicator)
 
 
 def enqueueing_collectives() -> AbstractContextManager[None]:
-    """A block in which to enqueue collectives and to record that they are under way."""
+    """A block in which to enqueue collectives and to record that they are running."""
     return _disposal or NOTHING
 
 
@@ -183,7 +183,7 @@ def wait_for_collectives(device: object) -> None:
 
 
 def load_kernel(function: int) -> None:
-    """Have the driver load a kernel now, and not at its first launch, if threads of this process are ranks."""
+    """Load a kernel now, not at its first launch, if threads of this process are ranks."""
     if _disposal is not None:
         with suppress(SymbolNotFound):  # a driver from before CUDA 12.4
             driver.cuFuncLoad.unchecked(ctypes.c_void_p(function))

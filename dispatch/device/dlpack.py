@@ -1,7 +1,7 @@
-"""Exchange of tensors with other libraries without a copy: DLPack and the CUDA Array Interface, both ways.
+"""Exchange of tensors with other libraries without a copy, by DLPack and the CUDA Array Interface: import and export.
 
 `Tensor` and `from_dlpack` call it. It follows the DLPack specification (version 1.1) and the CUDA Array Interface
-(version 3). It never copies an element, and keeps the order of streams on both sides.
+(version 3). It never copies an element, and preserves the stream order on both sides.
 """
 
 from __future__ import annotations
@@ -99,22 +99,22 @@ capsule_is = _python("PyCapsule_IsValid", ctypes.c_int, ctypes.py_object, ctypes
 capsule_rename = _python("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
 
 # The structs that consumers hold, by number. A consumer releases one by calling its deleter: from any thread, with or
-# without the GIL, while an exception is being raised, even after the end of Python. A Python function as the deleter
+# without the GIL, while an exception is being raised, even after Python has ended. A Python function as the deleter
 # would lose the user's exception and keep the memory. So the deleter is libc's `time`, which only overwrites the first
-# 8 bytes of the struct. These hold a version or an address before, never a time of day: `release_consumed` sees the
+# 8 bytes of the struct. Before, these bytes hold a version or an address, never a time: `release_consumed` detects the
 # change.
 exported: dict[int, _Export] = {}
 _numbers = itertools.count(1)
 _uses = 0  # calls of `release_consumed` since it last checked all of `exported`
 
 # Capsules that are not consumed yet. They have no destructor, for the same reason: `release_consumed` finds those that
-# were dropped unconsumed. There is no lock, which a destructor or a forked child could find held: every step is one
-# atomic operation of a dictionary.
+# were dropped unconsumed. There is no lock, because another thread may hold it when a destructor runs or the process
+# forks: every step is one atomic operation of a dictionary.
 _unconsumed: dict[int, Any] = {}
 
 
 class _Export:
-    """A struct that a consumer was given, and the objects that keep its memory alive."""
+    """A struct that was passed to a consumer, and the objects that keep its memory alive."""
 
     __slots__ = ("_begins", "_first", "_managed", "keeps")
 
@@ -142,7 +142,7 @@ def _references(capsules: dict[int, Any], number: int) -> int:
     return sys.getrefcount(capsule)
 
 
-_watching = False  # whether `release_consumed` is called by the garbage collector
+_watching = False  # whether the garbage collector calls `release_consumed`
 UNHELD = _references({0: object()}, 0)  # the reference count of an object that only the dictionary holds
 
 
@@ -158,7 +158,7 @@ def release_consumed(*, everything: bool = False) -> None:
     _uses = 0
     for number in list(_unconsumed):
         capsule = _unconsumed.get(number)
-        if capsule is None:  # another thread has taken it
+        if capsule is None:  # another thread has removed it
             continue
         if not any(capsule_is(capsule, kind.capsule) for kind in (DLManagedTensor, DLManagedTensorVersioned)):
             _unconsumed.pop(number, None)  # consumed: the struct's deleter will be called
@@ -177,7 +177,7 @@ def _after_collection(phase: str, info: dict[str, int]) -> None:
 
 
 def _watch_collections() -> None:
-    """Register with the garbage collector, at the first export: it swallows Ctrl-C inside a callback."""
+    """Register with the garbage collector, only at the first export: a Ctrl-C inside its callbacks is lost."""
     global _watching
     _watching = True
     gc.callbacks.append(_after_collection)
@@ -205,8 +205,9 @@ def export(
 ) -> Any:
     """A DLPack capsule over a tensor's memory; the consumer's stream waits for the work that uses it.
 
-    BufferError, as the protocol requires, for a dtype that DLPack lacks, for a copy, and for another device. Strides
-    below 0 are for a consumer that says it takes them `backwards`: torch has none, and ends the process (2.13).
+    BufferError, as the protocol requires, for a dtype that DLPack lacks, for a copy, and for another device. Negative
+    strides are exported only with `backwards`, for consumers that support them: torch (2.13) does not, and ends the
+    process.
     """
     tensor.device.check(tensor)
     tensor.device.look(tensor)
@@ -240,8 +241,8 @@ def _lend(tensor: Tensor, handle: int) -> None:
     with tensor.storage.ordering:
         for user in tensor.storage.users():
             stream.wait_for_uses(user)
-    if stream.waiting and stream.identity >= 0:  # memory lent to it before waits for the stream to be used again
-        with stream.claimed():  # releases that memory
+    if stream.waiting and stream.identity >= 0:  # memory lent to it earlier waits until the stream is used again
+        with stream.claimed():  # entering the block releases that memory
             pass
     tensor.storage.lend(stream)
 
@@ -274,7 +275,7 @@ class Imported:
         else:
             raise BadRequest("from_dlpack", "a capsule that is used or not of DLPack", "a fresh DLPack capsule")
         self._managed: Managed = kind.from_address(capsule_pointer(capsule, kind.capsule))
-        capsule_rename(capsule, kind.used)  # from here on we must call the deleter
+        capsule_rename(capsule, kind.used)  # from here on this library must call the deleter
         inner = self._managed.dl_tensor
         self.device = (inner.device.type, inner.device.id)
         self.ptr = (inner.data or 0) + inner.byte_offset
@@ -301,7 +302,7 @@ def _names() -> str:
 def import_from(source: Any, stream: int | None, lend: Callable[..., Any] | None = None) -> Imported:
     """Import the memory of any object with `__dlpack__`; the producer makes `stream` (None on the host) wait for it.
 
-    `lend` stands in for `__dlpack__`, for our own tensors.
+    `lend` replaces `__dlpack__`, for tensors of this library.
     """
     try:
         lend = source.__dlpack__ if lend is None else lend
@@ -317,7 +318,7 @@ def import_from(source: Any, stream: int | None, lend: Callable[..., Any] | None
 
 
 def place_of(source: Any) -> tuple[int, int]:
-    """Where a producer's memory is, as it reports: (device type, device number)."""
+    """The location of a producer's memory, as reported by the producer: (device type, device number)."""
     try:
         kind, number = map(int, source.__dlpack_device__())
     except Exception as error:
@@ -327,7 +328,7 @@ def place_of(source: Any) -> tuple[int, int]:
 
 
 def cuda_array_interface(tensor: Tensor) -> dict[str, Any]:
-    """The dictionary of version 3 of the interface; AttributeError, as it requires, where a tensor has none."""
+    """The dictionary of version 3 of the interface; AttributeError, as it requires, if a tensor cannot have it."""
     if tensor.device.is_host:
         raise AttributeError("a tensor on the host has no __cuda_array_interface__")
     tensor.device.check(tensor)

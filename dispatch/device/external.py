@@ -1,4 +1,4 @@
-"""Streams of other libraries: one object for each handle, and no use of a handle that may be dead.
+"""Streams of other libraries: one object for each handle; a handle that may be dead is never used.
 
 `Stream.from_handle` returns them. A caller guarantees that the handle is alive only while it uses the stream: inside a
 `with` block, while a prepared call runs, during an exchange of tensors. At the end of the last such use an event is
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["ExternalStream", "ExternalStreams"]
 
 LEGACY = (0, 1)  # both mean the legacy default stream, which is never destroyed
-PER_THREAD = 2  # the default stream of whichever thread passes it
+PER_THREAD = 2  # the default stream of the thread that passes it
 
 
 class ReleasesLike(Protocol):
@@ -48,9 +48,9 @@ class ExternalStream(DeviceStream):
 
     Guarantees: the handle is passed to the driver only between `claim` and `unclaim`, and in calls that the user makes
     on this object. When the last claim ends, `event` is recorded after all that this library has enqueued. If the
-    handle means another stream later (`identity` differs), that one is made to wait for the event, so that both form
+    handle later refers to another stream (`identity` differs), that stream waits for the event, so that both form
     one ordered stream. `unmarked` is non-zero if the event could not be recorded because a capture had begun. It is
-    recorded later on that same stream; once the handle means another one, only a wait for the device helps. A
+    recorded later on that same stream; once the handle refers to another one, only a wait for the device helps. A
     `lasting` stream is never destroyed and needs none of this.
     """
 
@@ -76,13 +76,13 @@ class ExternalStream(DeviceStream):
         anew(self, "lock", threading.RLock)
         self.identity = 0
         self.lasting = False  # whether its library never destroys it
-        self.source: Any = None  # the other library's stream object, if it was given one: kept alive
+        self.source: Any = None  # the other library's stream object, if one was passed: kept alive
         self._releases = releases
         self.unmarked = 0
         self._claims: dict[object, None] = {}  # the keys passed to `claim`, in order
         self.event: ctypes.c_void_p | None = None
         self._free_as: int | None = None  # its identity when it was claimed; None under a capture
-        self._unmarked_as: int | None = None  # `_free_as` at the time when the event was missed
+        self._unmarked_as: int | None = None  # `_free_as` when the event could not be recorded
         # Memory (PendingRelease) that was lent to this stream, until it is used again.
         self.waiting: deque[Any] = deque()
         self.recognize()
@@ -106,7 +106,7 @@ class ExternalStream(DeviceStream):
 
     @property
     def is_lasting(self) -> bool:
-        """Whether its handle means this stream for good."""
+        """Whether its handle always refers to this stream."""
         return self.lasting or (self.c_handle.value or 0) in LEGACY
 
     def last(self) -> None:
@@ -127,7 +127,7 @@ class ExternalStream(DeviceStream):
             self._releases.release_waiting(self)
 
     def unclaim(self, block: object) -> None:
-        """End a claim: the stream may be destroyed from now on. If Ctrl-C interrupts this, call it once more."""
+        """End a claim: the stream may be destroyed from now on. If Ctrl-C interrupts this, call it again."""
         with self.lock:
             try:
                 if [*self._claims] == [block]:
@@ -147,14 +147,14 @@ class ExternalStream(DeviceStream):
         finally:
             try:
                 self.unclaim(block)
-            except BaseException:  # Ctrl-C, even before its first line
+            except BaseException:  # Ctrl-C, even before the first line of `unclaim`
                 self.unclaim(block)
                 raise
 
     def recognize(self) -> None:
-        """Ask the driver which stream the live handle means now; if it is a new one, make it wait for the last `event`.
+        """Query which stream the live handle refers to now; if it is a new one, make it wait for the last `event`.
 
-        Asking would end a capture, so a stream under capture counts as a new one until it can be asked.
+        The query would end a capture, so a stream under capture counts as a new one until the capture has ended.
         """
         if self.lasting or (self.c_handle.value or 0) in (*LEGACY, PER_THREAD):
             return
@@ -179,7 +179,7 @@ class ExternalStream(DeviceStream):
             return super().capture() if self.is_alive else 0
 
     def _mark(self) -> None:
-        """Record the event after all that is enqueued here."""
+        """Record the event after all work that is enqueued here."""
         if self.lasting or (self.c_handle.value or 0) in LEGACY:
             return
         if self.is_capturing():
@@ -229,7 +229,7 @@ class ExternalStream(DeviceStream):
         self.refuse_unmarked()
 
     def refuse_unmarked(self) -> None:
-        """Raise BadRequest if nothing can be ordered after what was enqueued here."""
+        """Raise BadRequest if no work can be ordered after the work that was enqueued here."""
         if self.unmarked:
             raise BadRequest(
                 "stream",
@@ -277,7 +277,7 @@ class ExternalStream(DeviceStream):
 
 
 class ExternalStreams:
-    """The external streams of one device by handle; it keeps none alive."""
+    """The external streams of one device by handle, as weak references."""
 
     def __init__(self, device: Device, releases: ReleasesLike) -> None:
         self._device, self._releases = device, releases
@@ -288,18 +288,18 @@ class ExternalStreams:
     def named(self, handle: int) -> ExternalStream:
         """The stream of a live handle."""
         if handle == PER_THREAD:
-            mine = current.per_thread.get(self._device)
-            if not isinstance(mine, ExternalStream):
-                mine = current.per_thread[self._device] = ExternalStream(self._device, handle, self._releases)
-            return mine
+            per_thread = current.per_thread.get(self._device)
+            if not isinstance(per_thread, ExternalStream):
+                per_thread = current.per_thread[self._device] = ExternalStream(self._device, handle, self._releases)
+            return per_thread
         key = 0 if handle in LEGACY else handle
         with self._lock:
-            found = self._known.get(key)
-            if found is None:
-                found = self._known[key] = ExternalStream(self._device, handle, self._releases)
-                return found
-        found.recognize()
-        return found
+            stream = self._known.get(key)
+            if stream is None:
+                stream = self._known[key] = ExternalStream(self._device, handle, self._releases)
+                return stream
+        stream.recognize()
+        return stream
 
     def unmarked(self) -> list[tuple[ExternalStream, int]]:
         """The streams that are unmarked, each with its value of `unmarked`, which counts up."""
@@ -310,7 +310,7 @@ _numbers = itertools.count(1)
 
 
 def _identity(handle: ctypes.c_void_p) -> int:
-    """The driver's unique id of a stream; 0 from drivers before CUDA 12, which have none."""
+    """The driver's unique id of a stream; 0 with drivers before CUDA 12, which have no such ids."""
     number = ctypes.c_uint64()
     try:
         driver.cuStreamGetId.unchecked(handle, ctypes.byref(number))

@@ -1,6 +1,6 @@
 """Tensors over the memory of other libraries, without a copy: by DLPack and the CUDA Array Interface.
 
-dlpack.py implements the two formats; here the memory is assigned to a device of ours and ordered with its streams.
+dlpack.py implements the two formats; this module assigns the memory to a Device and orders its uses on streams.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ __all__ = ["from_cuda_array_interface", "from_dlpack"]
 def from_dlpack(source: Any) -> Tensor:
     """A tensor over the memory of a torch, CuPy, JAX or NumPy array, without a copy.
 
-    On a GPU the calling thread's current stream waits for what the producer has enqueued. BadRequest for an object
-    without `__dlpack__`, and for a dtype or a device that this library does not support.
+    On a GPU the calling thread's current stream waits for the work that the producer has enqueued. BadRequest for an
+    object without `__dlpack__`, and for a dtype or a device that this library does not support.
     """
     check_unmasked("from_dlpack", source)
     if isinstance(source, np.ndarray) and Dtype.by_numpy.get(source.dtype) is not None:
@@ -49,21 +49,25 @@ def from_dlpack(source: Any) -> Tensor:
             "from_dlpack", type(source).__name__, "an object with __dlpack__", "dev.array(x) copies anything"
         )
     kind, number = dlpack.place_of(source)
-    own: Any = None  # of tensors of ours, whose strides may be below 0
+    exporter: Any = None  # for a Tensor, whose strides may be negative
     if isinstance(source, Tensor):
-        own = partial(dlpack.export, source, dl_device=None, copy=None, backwards=True)
+        exporter = partial(dlpack.export, source, dl_device=None, copy=None, backwards=True)
     if kind in (dlpack.CUDA, dlpack.CUDA_MANAGED):
-        home = device(f"cuda:{number}")
-        with home.context:  # torch gives memory of its current GPU only
-            taken = dlpack.import_from(source, home.executor().stream.handle or dlpack.LEGACY_DEFAULT_STREAM, own)
+        target = device(f"cuda:{number}")
+        with target.context:  # torch exports memory of its current GPU only
+            imported = dlpack.import_from(
+                source, target.executor().stream.handle or dlpack.LEGACY_DEFAULT_STREAM, exporter
+            )
     elif kind in (dlpack.CPU, dlpack.CUDA_HOST):
-        home = device("host")
-        taken = dlpack.import_from(source, None, own)
+        target = device("host")
+        imported = dlpack.import_from(source, None, exporter)
     else:
         raise BadRequest("from_dlpack", f"DLPack device type {kind}", "memory of a CUDA GPU or of the host")
-    strides = taken.strides if taken.strides is not None else c_strides(taken.shape)
-    storage = Storage(home, taken.ptr, 0, home.executor().stream, _hand_back, taken)
-    return Tensor(storage, taken.ptr, home.layout(taken.dtype, taken.shape, strides, taken.ptr, taken.readonly))
+    strides = imported.strides if imported.strides is not None else c_strides(imported.shape)
+    storage = Storage(target, imported.ptr, 0, target.executor().stream, _hand_back, imported)
+    return Tensor(
+        storage, imported.ptr, target.layout(imported.dtype, imported.shape, strides, imported.ptr, imported.readonly)
+    )
 
 
 @names_arguments
@@ -73,24 +77,26 @@ def from_cuda_array_interface(source: Any) -> Tensor:
     The calling thread's current stream waits for the stream that the interface names, if it names one. BadRequest for
     an object without the interface, or a dtype that this library does not support.
     """
-    face: dict[str, Any] | None = getattr(source, "__cuda_array_interface__", None)
-    if face is None:
+    interface: dict[str, Any] | None = getattr(source, "__cuda_array_interface__", None)
+    if interface is None:
         raise BadRequest("from_cuda_array_interface", type(source).__name__, "an object with __cuda_array_interface__")
     try:
-        (ptr, readonly), shape, typestr = face["data"], face["shape"], face["typestr"]
-        shape, dtype, steps = check_shape("shape", shape), np.dtype(typestr), face.get("strides")
+        (ptr, readonly), shape, typestr = interface["data"], interface["shape"], interface["typestr"]
+        shape, dtype, steps = check_shape("shape", shape), np.dtype(typestr), interface.get("strides")
         is_sound = isinstance(ptr, int) and (steps is None or len(steps) == len(shape))
     except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise BadRequest("from_cuda_array_interface", shown(face), "version 3 of the interface", str(error)) from None
+        raise BadRequest(
+            "from_cuda_array_interface", shown(interface), "version 3 of the interface", str(error)
+        ) from None
     if not is_sound:
-        raise BadRequest("from_cuda_array_interface", shown(face), "version 3 of the interface")
-    home = device(f"cuda:{device_of_pointer(ptr)}" if ptr else "cuda:0")
-    stream = face.get("stream")
+        raise BadRequest("from_cuda_array_interface", shown(interface), "version 3 of the interface")
+    target = device(f"cuda:{device_of_pointer(ptr)}" if ptr else "cuda:0")
+    stream = interface.get("stream")
     if stream:
-        theirs: Any = home.external(stream)
-        with theirs.claimed():
-            home.executor().stream.wait_for_uses(theirs)
-    return _wrapped(home, source, ptr, dtype, shape, steps, bool(readonly))
+        producer_stream: Any = target.external(stream)
+        with producer_stream.claimed():
+            target.executor().stream.wait_for_uses(producer_stream)
+    return _wrapped(target, source, ptr, dtype, shape, steps, bool(readonly))
 
 
 def _wrapped(

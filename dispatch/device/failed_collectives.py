@@ -1,7 +1,7 @@
-"""Devices on which a collective has failed, so that data read from them may depend on results it never wrote.
+"""Devices on which a collective has failed: data read from them may depend on results that were never written.
 
 A communicator's monitor marks the device before it ends the collective. Copies to the host check the mark after they
-have waited, so that half-written data are never taken for a result. The world's `rebuild` and `close` remove it.
+have waited, so that incomplete data are never used as a result. The world's `rebuild` and `close` remove it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def mark_failed(device: object, source: object, error: DispatchError) -> None:
 
 def clear_failed(device: object, source: object) -> None:
     """Remove this source's mark; copies work again once no source's mark is left."""
-    left = {key: error for key, error in _failed.get(device, {}).items() if key != id(source)}
-    if left:
-        _failed[device] = left
+    remaining = {key: error for key, error in _failed.get(device, {}).items() if key != id(source)}
+    if remaining:
+        _failed[device] = remaining
     else:
         _failed.pop(device, None)
 
@@ -34,5 +34,5 @@ def clear_failed(device: object, source: object) -> None:
 def check_not_failed(device: object) -> None:
     """Raise the error of a collective that has failed on the device."""
     for error in _failed.get(device, {}).values() if _failed else ():
-        made: tuple[Any, ...] = tuple(error.__reduce__())  # a copy, so that each thread has its own traceback
-        raise made[0](*made[1]) from error
+        reduced: tuple[Any, ...] = tuple(error.__reduce__())  # a copy, so that each thread has its own traceback
+        raise reduced[0](*reduced[1]) from error

@@ -1,4 +1,4 @@
-"""Which GPUs the driver reports; cuda.py makes a device of one."""
+"""The GPUs that the driver reports; cuda.py makes the device for one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def is_available() -> bool:
         driver.cuInit(0)
         return int(driver.cuDeviceGetCount()) > 0
     except CudaError as error:
-        return error.status == NOT_INITIALIZED  # there is a GPU; `device()` raises why this process cannot use it
+        return error.status == NOT_INITIALIZED  # a GPU exists; `device()` raises why this process cannot use it
 
 
 def device_of_pointer(ptr: int) -> int:

@@ -52,7 +52,7 @@ class HostDevice(Device):
         if layout.dtype.bits < 8:
             raise BadRequest("tensor", str(layout), "elements of whole bytes", "numpy() copies packed ones")
         window = (ctypes.c_uint8 * (layout.high - layout.low)).from_address(tensor.ptr + layout.low)
-        # A ctypes array takes attributes: the view keeps the storage, and its memory even if the storage drops that.
+        # An attribute of the ctypes array keeps the storage alive, and the memory even if the storage drops it.
         window.keep = tensor.storage, tensor.storage.keep  # type: ignore[attr-defined]
         dtype = layout.dtype.numpy
         steps = tuple(s * dtype.itemsize for s in layout.strides)

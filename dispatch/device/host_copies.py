@@ -1,7 +1,7 @@
 """Copies between tensors of a GPU and the host, synchronous or asynchronous, from and to memory of any kind.
 
-cuda.py makes one HostCopies for each GPU. Copies go on the current stream of the calling thread; strided_copy.py splits
-strided tensors into pieces, pinned.py has the page-locked memory.
+cuda.py makes one HostCopies for each GPU. Copies are enqueued on the current stream of the calling thread;
+strided_copy.py splits strided tensors into pieces, pinned.py has the page-locked memory.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ __all__ = ["HostCopies"]
 class HostCopies:
     """The copies of one GPU to and from the host; `pinned` is the pool of its page-locked memory.
 
-    Before asynchronous copies the device checks that the tensor may be written and the stream is not under capture; for
-    synchronous ones this class does.
+    For asynchronous copies the device checks beforehand that the tensor may be written and the stream is not under
+    capture; for synchronous copies this class checks it.
     """
 
     def __init__(self, device: Device) -> None:
@@ -51,10 +51,10 @@ class HostCopies:
             dense = np.ascontiguousarray(part)
             self._copy(stream, ptr, pitch, dense, into=True)
             if self._is_locked(dense.ctypes.data):
-                stream.synchronize()  # the driver has copied other memory by now, but reads this later
+                stream.synchronize()  # pageable memory was already copied; page-locked memory is read later
 
     def _is_locked(self, address: int) -> bool:
-        """Whether the memory at an address is page-locked, by us or another library, so that copies read it later."""
+        """Whether memory is page-locked, by this or another library: asynchronous copies then read it later."""
         kind, attribute = ctypes.c_uint(), driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
         with self._device.context:
             status = driver.cuPointerGetAttribute.unchecked(
@@ -76,7 +76,7 @@ class HostCopies:
         if tensor.dtype.bits == 4:
             check_dense(tensor)
             target = np.empty((tensor.size + 1) // 2, np.uint8)
-        # While the driver copies to pageable memory it keeps other threads out of the context: it is not to wait there.
+        # While the driver copies to pageable memory it blocks other threads of the context, so wait before the copy.
         stream.synchronize()
         for ptr, part, pitch in pieces(tensor, target):
             dense = part if part.flags.c_contiguous else np.empty(part.shape, part.dtype)
@@ -89,7 +89,7 @@ class HostCopies:
         return array if target is array else unpacked(tensor, target)
 
     def copy_in_async(self, tensor: Tensor, array: Array) -> Copy:
-        """Begin `copy_in` of an array of any dtype; if that takes several copies, they are done when it returns."""
+        """Begin `copy_in` of an array of any dtype; if that needs several copies, they are done when this returns."""
         pool, kind = self.pinned, tensor.dtype.numpy
         source = array
         if array.dtype != kind or not array.flags.c_contiguous or not pool.holds(array.ctypes.data):
@@ -104,7 +104,7 @@ class HostCopies:
         try:
             self._copy(stream, *piece, into=True)
             return Copy(self._device, self._device.recorded(stream), tensor, source)
-        except BaseException:  # no event, or Ctrl-C: the source's memory would be reused while it is still read
+        except BaseException:  # no event, or Ctrl-C: the source's memory must not be reused while it is still read
             stream.synchronize()
             raise
 

@@ -15,13 +15,13 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def array_kind(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """A shape and a dtype in NumPy's types; BadRequest for what is no shape or no dtype."""
+    """A shape and a dtype in NumPy's types; BadRequest if one of them is invalid."""
     kind = check_dtype("dtype", dtype)
     return check_shape("shape", shape, kind.numpy.itemsize * 8), kind.numpy
 
 
 def host_memory(shape: int | tuple[int, ...], dtype: Any) -> Array:
-    """An uninitialized NumPy array; OutOfMemory where there is not enough."""
+    """An uninitialized NumPy array; OutOfMemory if there is not enough."""
     try:
         return np.empty(shape, dtype)
     except (MemoryError, ValueError, OverflowError) as error:  # the latter two for sizes beyond the address space

@@ -18,7 +18,7 @@ __all__ = ["by_numpy", "indexed"]
 def indexed(
     shape: tuple[int, ...], strides: tuple[int, ...], bits: int, index: Any
 ) -> tuple[int, tuple[int, ...], tuple[int, ...]] | None:
-    """A view by ints and slices: its offset in bytes, its shape, its strides in elements. A tenth of NumPy's time.
+    """A view by ints and slices: offset in bytes, shape, and strides in elements. It takes a tenth of NumPy's time.
 
     None for cases left to NumPy: new axes, an ellipsis, views without elements, and every error.
     """

@@ -61,7 +61,7 @@ class Layout:
             if stride != step:
                 return self.size == 0
             step *= extent
-        first = sum((extent - 1) * stride for stride, extent in axes if stride < 0)  # in memory, from the pointer
+        first = sum((extent - 1) * stride for stride, extent in axes if stride < 0)  # the lowest offset
         return step * self.dtype.bits % 8 == 0 and first * self.dtype.bits % 8 == 0
 
     @property
@@ -92,7 +92,7 @@ class Layout:
     def frame(self) -> Array:
         """A NumPy array of this shape and these strides without real memory, for NumPy's indexing rules."""
         item = self.dtype.numpy.itemsize  # a packed 4-bit element counts as one byte here
-        blank = np.empty(1, f"V{item}")  # as_strided knows no ml_dtypes
+        blank = np.empty(1, f"V{item}")  # as_strided does not support ml_dtypes
         return as_strided(blank, self.shape, tuple(s * item for s in self.strides))
 
     def __str__(self) -> str:

@@ -1,6 +1,6 @@
 """A stream-ordered memory pool of this library's own, one for each GPU.
 
-It keeps freed memory, where the driver's default pool returns it at every synchronization. cuda.py allocates from it.
+It keeps freed memory, whereas the driver's default pool returns it at every synchronization. cuda.py allocates from it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class MemoryPool:
         return status
 
     def bytes_in_use(self) -> int | None:
-        """The bytes allocated from it; None after a fault, which is reported to those that wait for results."""
+        """The bytes allocated from it; None after a fault, which is reported to callers that wait for results."""
         used = ctypes.c_uint64()
         kind = driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_USED_MEM_CURRENT
         status = driver.cuMemPoolGetAttribute.unchecked(self.c_handle, int(kind), ctypes.byref(used))

@@ -25,7 +25,7 @@ ANSWERED: dict[Any, Callable[..., Any]] = {
     np.transpose: lambda a, axes=None: a.transpose() if axes is None else a.transpose(axes),
 }
 
-# By the operator's special method without its underscores: how it is written, and cuDNN's pointwise mode for it.
+# The notation of each operator and its cuDNN pointwise mode, by the name of the special method without underscores.
 BINARY = {
     "add": ("a + b", "ADD"),
     "sub": ("a - b", "SUB"),
@@ -49,14 +49,14 @@ ORDER = {
     "ge": ("a >= b", "CMP_GE"),
 }
 EQUAL = {"eq": ("a == b", "CMP_EQ"), "ne": ("a != b", "CMP_NEQ")}
-BEHIND_A_PRODUCT = {"add", "mul"}  # what dispatch.matmul does to its product before it is stored
+BEHIND_A_PRODUCT = {"add", "mul"}  # operations that dispatch.matmul can apply to the product before it is stored
 REDUCTIONS = {
     "add": "ADD",
     "multiply": "MUL",
     "maximum": "MAX",
     "minimum": "MIN",
-}  # ufuncs, as dispatch.reduce has them
-TENSORS_NAMES = (  # NumPy's, and what torch's tensors have beside them
+}  # by ufunc: the ReduceOp of dispatch.reduce
+TENSORS_NAMES = (  # names of NumPy's arrays, and further ones of torch's tensors
     *(name for name in dir(np.ndarray) if not name.startswith("_")),
     *("bfloat16", "clone", "contiguous", "cpu", "cuda", "float", "half", "matmul", "permute", "to", "unsqueeze"),
 )
@@ -119,23 +119,23 @@ def refuse_operators(kind: type[T]) -> type[T]:
 
 
 def refuse_product(side: str, other: Any) -> Any:
-    """Raise for `a @ b` where one `side`, "a" or "b", is no Tensor; NotImplemented if that type multiplies Tensors."""
+    """Raise for `a @ b` if `side` ("a" or "b") is no Tensor; NotImplemented if its type multiplies Tensors."""
     kind = type(other)
     if getattr(kind, "multiplies_tensors", False):
         return NotImplemented
-    home = kind.__module__.partition(".")[0]
-    ways = "copy it to the device: dev.array(x), or dispatch.from_dlpack(x) for memory that is there"
+    package = kind.__module__.partition(".")[0]
+    advice = "copy it to the device: dev.array(x), or dispatch.from_dlpack(x) for memory that is there"
     if hasattr(kind, "__dlpack__"):
-        ways = f"dispatch.matmul(a, b) takes it as it is; or {ways}"
-    name = kind.__name__ if home == "builtins" else f"{home}.{kind.__name__}"
-    raise TypeError(f"a @ b: {side} is a {name}, not a Tensor of dispatch; {ways}")
+        advice = f"dispatch.matmul(a, b) takes it as it is; or {advice}"
+    name = kind.__name__ if package == "builtins" else f"{package}.{kind.__name__}"
+    raise TypeError(f"a @ b: {side} is a {name}, not a Tensor of dispatch; {advice}")
 
 
 class Elsewhere:
     """A descriptor for a name that other libraries have and a class lacks: its AttributeError says what to use instead.
 
-    `words` is the function of dispatch/elsewhere.py with the text. A `__getattr__` would be called for every name that
-    NumPy looks up in vain; this is not.
+    `words` is the name of the function in dispatch/elsewhere.py that returns the text. Unlike a `__getattr__`, it is
+    not called for every missing name that NumPy looks up.
     """
 
     def __init__(self, name: str, words: str) -> None:
@@ -166,8 +166,8 @@ def refuse_ufunc(ufunc: Any, method: str) -> NoReturn:
     """Raise TypeError for a NumPy ufunc with a tensor among its operands."""
     name = ufunc.__name__
     if name == "matmul":
-        ways = "dispatch.matmul(a, b) takes both; a @ b two Tensors, which dev.array(x) makes of arrays"
-        raise TypeError(f"a @ b of a Tensor and a NumPy array, or np.matmul: {ways}")
+        advice = "dispatch.matmul(a, b) takes both; a @ b two Tensors, which dev.array(x) makes of arrays"
+        raise TypeError(f"a @ b of a Tensor and a NumPy array, or np.matmul: {advice}")
     call = f"np.{name}" if method == "__call__" else f"np.{name}.{method}"
     if method == "reduce" and name in REDUCTIONS:
         other = f"dispatch.reduce with ReduceOp.{REDUCTIONS[name]}, or on the host {call}(a.numpy())"
@@ -177,7 +177,7 @@ def refuse_ufunc(ufunc: Any, method: str) -> NoReturn:
 
 
 def apply_function(kind: Any, function: Any, types: Iterable[type], args: Any, options: dict[str, Any]) -> Any:
-    """Call a NumPy function on tensors (instances of `kind`) of the host, which NumPy reads without a copy.
+    """Call a NumPy function on host tensors (instances of `kind`), which NumPy reads without a copy.
 
     Raises TypeError if one is on a GPU: a copy from there must be explicit, `a.numpy()`.
     """
@@ -205,7 +205,9 @@ def _refuse_function(function: Any, tensor: Any) -> NoReturn:
     name = function.__name__
     call = f"np.{module}.{name}" if hasattr(getattr(np, module, None), name) else f"np.{name}"
     instead = elsewhere.of_module(name)
-    way = f"{instead}, or on the host {call}(a.numpy(), …)" if instead else f"{call}(a.numpy(), …) computes on the host"
+    advice = (
+        f"{instead}, or on the host {call}(a.numpy(), …)" if instead else f"{call}(a.numpy(), …) computes on the host"
+    )
     raise TypeError(
-        f"{call} does not take a Tensor on {tensor.device}, which it would copy to the host in silence. {way}"
+        f"{call} does not take a Tensor on {tensor.device}, which it would copy to the host in silence. {advice}"
     )

@@ -1,4 +1,4 @@
-"""Page-locked host memory, which a GPU copies from and to at full speed and asynchronously.
+"""Page-locked host memory; copies between it and a GPU run at full speed and asynchronously.
 
 `Device.pinned` returns NumPy arrays over it, from a pool; pageable memory is copied through such an array.
 """
@@ -45,7 +45,7 @@ class _Page:
 
     def __del__(self) -> None:
         if self.base and not sys.is_finalizing():
-            with relaxed():  # it waits for copies; after a fault it fails
+            with relaxed():  # the call waits for copies; after a fault it fails
                 driver.cuMemFreeHost.unchecked(ctypes.c_void_p(self.base))
 
 
@@ -76,7 +76,7 @@ class PinnedPool:
         return number, nbytes
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """An uninitialized C-order array; its memory goes back to the pool with the last view of it."""
+        """An uninitialized C-order array; its memory returns to the pool when the last view of it dies."""
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         block = self.allocator.take(nbytes)
         page = self._pages[block.chunk]
@@ -86,7 +86,7 @@ class PinnedPool:
         return array
 
     def holds(self, address: int) -> bool:
-        """Whether an address lies in this memory, so that copies from and to it do not wait."""
+        """Whether an address is in this memory, so that copies from and to it do not wait."""
         return any(page.base <= address < page.base + page.nbytes for page in list(self._pages.values()))
 
     @property

@@ -1,4 +1,4 @@
-"""Recordings: keeps recordings of CUDA graphs apart from calls that would end every capture of the device."""
+"""Recordings: excludes calls that would end every capture of the device while CUDA graphs are recorded."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class Recordings:
     """A lock between recordings (`record`, shared) and calls on the whole context that end captures (`exclude`).
 
     Guarantees: no block of `with recordings.record():` overlaps one of `with recordings.exclude():` of another thread.
-    `exclude` waits for the recordings under way, which are short, and no new one begins meanwhile. It does not wait
-    for threads that are recording and inside `exclude` themselves (they ran out of memory): their recordings are lost
+    `exclude` waits for the active recordings, which are short, and no new one begins meanwhile. It does not wait
+    for threads that are both recording and inside `exclude` (they ran out of memory): their recordings are lost
     anyway, and two such threads would wait for each other. A thread may also record inside its own `exclude`, as a
     finalizer does.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()  # its lock is reentrant: a finalizer may run inside it
-        # The threads inside either kind of block. The key is an object of the block's own, so that leaving is safe
-        # wherever Ctrl-C comes, before or after the entry was made.
+        # The threads inside each kind of block. The key is an object that is unique to the block, so that leaving is
+        # safe at any Ctrl-C, before or after the entry was added.
         self._recording: dict[object, int] = {}
         self._losing: dict[object, int] = {}
 

@@ -1,4 +1,4 @@
-"""The live devices by name: `device("cuda:0")` returns the same object until that is closed."""
+"""The live devices by name: `device("cuda:0")` returns the same object until it is closed."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _generations: dict[str, Iterator[int]] = {}
 
 @names_arguments
 def device(name: str | None = None) -> Device:
-    """The live device of a name: "cuda:N", "cuda" (the first GPU) or "host"; by default `cuda:0` if there is a GPU.
+    """The live device with a name: "cuda:N", "cuda" (the first GPU) or "host"; by default `cuda:0` if there is a GPU.
 
-    Raises DeviceUnavailable, which says what is missing, the driver or a GPU of that number, and DeviceFault for a
-    device that is lost.
+    Raises DeviceUnavailable if the driver or a GPU of that number is missing (the message says which), and DeviceFault
+    for a device that is lost.
     """
     if name is None:
         name = "cuda:0" if is_available() else "host"
     if not isinstance(name, str):
         raise BadRequest("device", shown(name), "its name: 'cuda:0' (any number) or 'host'")
     name = "cuda:0" if name == "cuda" else name
-    found = Device.live.get(name)
-    if found is not None:
-        if found.fault is not None:
-            raise found.fault
-        return found
+    live = Device.live.get(name)
+    if live is not None:
+        if live.fault is not None:
+            raise live.fault
+        return live
     with Device.opening:
         return Device.live.get(name) or _start(name)
 
@@ -45,18 +45,18 @@ def device(name: str | None = None) -> Device:
 def _start(name: str) -> Device:
     generation = next(_generations.setdefault(name, itertools.count(1)))
     kind, _, number = name.partition(":")
-    made: Device
+    new: Device
     if name == "host":
-        made = HostDevice(generation)
+        new = HostDevice(generation)
     elif kind == "cuda" and number.isascii() and number.isdigit():
         try:
-            made = CudaDevice(int(number), generation)
+            new = CudaDevice(int(number), generation)
         except CudaError as error:
             raise DeviceUnavailable(f"{name} is there, but cannot be used now: {error}") from error
     else:
         raise DeviceUnavailable(f"{name!r} is no device; ask for 'cuda:0' (any number) or 'host'")
-    Device.live[name] = made
-    return made
+    Device.live[name] = new
+    return new
 
 
 def live_devices() -> list[Device]:

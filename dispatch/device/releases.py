@@ -1,7 +1,7 @@
 """Releases memory, to the pool or to the library that owns it, after all work that may still use it.
 
-There is one Releases for each GPU (cuda.py). Dying storages arrive here on whatever thread collects them. Nothing here
-waits on the host, uses a handle that may be dead, or orders work outside of a capture after work inside it. Memory that
+There is one Releases for each GPU (cuda.py). Dying storages arrive here on any thread that collects them. Nothing here
+blocks the host, uses a handle that may be dead, or orders work outside of a capture after work inside it. Memory that
 cannot be ordered yet is held until its stream is used again, the capture ends, or the whole device is synchronized.
 """
 
@@ -34,10 +34,11 @@ _T = TypeVar("_T")
 
 
 class PendingRelease:
-    """Memory to be released after the streams in `users`, and after the work of consumers that it was lent to.
+    """Memory to release after the work of the streams in `users` and of the consumers that it was lent to.
 
     It belongs to the device's pool (at `ptr`) or to another library (in `keep`, until `events` have passed).
-    `identities` are those of the streams in `lent` when it was lent. `unnamed`: some consumer's stream is not known.
+    `identities` has the identities of the streams in `lent` at the time of lending. `unnamed` means that the stream of
+    some consumer is unknown.
     """
 
     __slots__ = ("count", "events", "identities", "keep", "lent", "nbytes", "ptr", "unnamed", "users")
@@ -49,7 +50,7 @@ class PendingRelease:
         self.count = len(users)  # at first; a user is removed once the side stream waits for it
         self.lent = [stream for stream in self.identities if isinstance(stream, ExternalStream)]
         self.unnamed = None in self.identities
-        self.events: list[tuple[ctypes.c_void_p, Stream | None]] = []  # and its owner, None: we
+        self.events: list[tuple[ctypes.c_void_p, Stream | None]] = []  # each with its owner; None: this library
 
     @classmethod
     def of(cls, storage: Storage) -> PendingRelease:
@@ -57,7 +58,7 @@ class PendingRelease:
         return cls(storage.base, storage.keep, storage.nbytes, storage.users(), storage.lent or {})
 
     def is_of_one(self) -> bool:
-        """Whether it was used on one stream, and lent to no other."""
+        """Whether it was used on one stream only, and not lent to another."""
         if self.count != 1 or len(self.users) != 1:
             return False
         (user,) = self.users
@@ -76,7 +77,7 @@ class Releases:
 
     def __init__(self, device: Device, side: Stream, graphs: CallersGraphs) -> None:
         self._device, self.side, self._graphs = device, side, graphs
-        self._dead: deque[tuple[int, Stream]] = deque()  # used on one stream of ours only, unknown to other libraries
+        self._dead: deque[tuple[int, Stream]] = deque()  # used only on one of our streams, unknown to other libraries
         self._held: deque[PendingRelease] = deque()  # all other memory, for the next `collect`
         self._orphans: deque[PendingRelease] = deque()  # can be released only after the whole device was synchronized
         self._awaited: set[ExternalStream] = set()  # streams whose `waiting` is not empty
@@ -101,20 +102,20 @@ class Releases:
             self._dead.append((storage.base, writer))
 
     def free_block(self, base: int, stream: Stream) -> None:
-        """Free a block of the pool that was used on one stream of ours only, at the next `collect`."""
+        """Free a block of the pool that was used only on one of our streams, at the next `collect`."""
         self._dead.append((base, stream))
 
     def give_back(self, storage: Storage) -> None:
         """Keep another library's memory alive until our streams, which that library does not know, are done with it."""
         self._held.append(PendingRelease.of(storage))
         with relaxed():
-            self.collect()  # or the thread that is in it does; nowhere else are the handles safe to use
+            self.collect()  # if another thread is in it, that one does it; the handles are safe to use only there
 
     def keep_until(self, event: ctypes.c_void_p, keep: Any) -> None:
-        """Keep an object alive until an event has passed, such as the memory of a copy that nobody waits for."""
+        """Keep an object alive until an event has completed, such as the memory of a copy that nobody waits for."""
         self._parked.append(([(event, None)], keep))
 
-    # -- releasing: all of this is called inside `with relaxed():` ---------------------------------------------------
+    # -- releasing: these methods are called inside `with relaxed():` ------------------------------------------------
     def collect(self) -> None:
         """Release what can be released by now. One thread at a time does this; others return at once."""
         if not self._collecting.acquire(blocking=False):
@@ -143,7 +144,7 @@ class Releases:
     def _free_dead(self) -> None:
         while self._dead:
             ptr, stream = self._dead.popleft()
-            if stream.external:  # another library knows it by now, and may be capturing it
+            if stream.external:  # another library knows the stream now, and may be capturing it
                 self._held.append(PendingRelease(ptr, None, 0, {stream}, {}))
                 continue
             handle = self.side.c_handle if stream.closed else stream.c_handle
@@ -165,13 +166,13 @@ class Releases:
                     self._device.recycle(event)
 
     def _release(self, held: PendingRelease) -> None:
-        """Order memory after those of its users that can be ordered now, and release it or hold it."""
+        """Order memory after the users that can be ordered now; then release it, or hold it for the other users."""
         if self.side.closed:
             return  # the whole device is collected as garbage
         try:
             if self._is_ordered(held):
                 return
-        except (CudaError, DispatchError):  # a fault is reported to those that wait for results
+        except (CudaError, DispatchError):  # a fault is reported to callers that wait for results
             if self._device.fault is not None:
                 return  # the memory is gone with the context
         if any(not isinstance(user, ExternalStream) or not user.unmarked for user in held.users) or (
@@ -204,7 +205,7 @@ class Releases:
         return True
 
     def _free_on(self, held: PendingRelease, user: Stream) -> bool:
-        """Free memory on the only stream that used it, if this thread may use that: then it can be reused at once."""
+        """Free memory on the only stream that used it, if this thread may use that stream: it can be reused at once."""
         if not isinstance(user, ExternalStream):
             if user.closed or (user.external and user.is_capturing()):
                 return False
@@ -215,7 +216,7 @@ class Releases:
         return True
 
     def _order_after(self, held: PendingRelease, user: Stream) -> bool:
-        """Order memory after what this library has enqueued on a stream; False where that cannot be done yet."""
+        """Order memory after the work that this library has enqueued on a stream; False if that cannot be done yet."""
         if user.closed:
             if held.keep is not None:  # the side stream waits for all streams that were closed
                 self._order_after_event(held, self._device.recorded(self.side), None)
@@ -234,12 +235,12 @@ class Releases:
             user.lock.release()
 
     def _order_after_consumer(self, held: PendingRelease, stream: ExternalStream) -> bool:
-        """Order memory after what a consumer has enqueued on its stream, if that is certainly alive."""
+        """Order memory after the work that a consumer has enqueued on its stream, if the stream is certainly alive."""
         if not stream.lock.acquire(blocking=False):
             return False
         try:
-            known = stream.is_alive and held.identities[stream] == stream.identity
-            return known and not stream.is_capturing() and self._order_after_stream(held, stream)
+            is_same = stream.is_alive and held.identities[stream] == stream.identity
+            return is_same and not stream.is_capturing() and self._order_after_stream(held, stream)
         finally:
             stream.lock.release()
 
@@ -258,13 +259,13 @@ class Releases:
 
     # -- streams that are used again, and waits for the whole device --------------------------------------------------
     def release_waiting(self, stream: ExternalStream) -> None:
-        """Release what waits for a stream that is alive now."""
+        """Release the memory that waits for a stream, which is alive now."""
         if not self._collecting.acquire(blocking=False):
-            return  # the next time that the stream is used will do
+            return  # it is released at the next use of the stream
         try:
             with relaxed():
                 for held in _taken(stream.waiting):
-                    if held.identities[stream] != stream.identity:  # the handle means another stream by now
+                    if held.identities[stream] != stream.identity:  # the handle now refers to another stream
                         self._orphans.append(held)
                     else:
                         self.stuck -= held.nbytes
@@ -275,16 +276,16 @@ class Releases:
             self._collecting.release()
 
     def gather(self) -> list[PendingRelease]:
-        """Take out, before a wait for the whole device, all memory that waits for streams which may be dead."""
-        found = list(_taken(self._orphans))
+        """Remove and return all memory that waits for possibly dead streams, before a wait for the whole device."""
+        gathered = list(_taken(self._orphans))
         self.stuck = 0
         for stream in self._awaited.copy():
             self._awaited.discard(stream)  # first: a thread that adds to `waiting` now adds the stream again afterwards
-            found.extend(_taken(stream.waiting))
-        return found
+            gathered.extend(_taken(stream.waiting))
+        return gathered
 
     def done(self, gathered: Iterable[PendingRelease]) -> None:
-        """Release what was gathered: the device has been synchronized since."""
+        """Release the gathered memory: the device has been synchronized since."""
         for held in gathered:
             held.users.clear()
             held.lent.clear()
@@ -302,14 +303,14 @@ class Releases:
         self._parked.clear()
 
     def put_back(self, gathered: Iterable[PendingRelease]) -> None:
-        """Hold again what was gathered: the wait for the device has failed."""
+        """Hold the gathered memory again: the wait for the device has failed."""
         for held in gathered:
             self.stuck += held.nbytes
             self._orphans.append(held)
 
 
 def _taken(queue: deque[_T]) -> Iterator[_T]:
-    """Take out, one by one, the items that are in a queue now; other threads may take some as well."""
+    """Remove and yield the items that are in a queue now, one by one; other threads may remove some as well."""
     with suppress(IndexError):
         for _ in range(len(queue)):
             yield queue.popleft()

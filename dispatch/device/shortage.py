@@ -1,7 +1,7 @@
 """Whether the GPU is nearly out of memory: the likely cause of failures whose status does not say so.
 
-Libraries and the driver allocate memory of their own. If there is none, their status may only say that an internal
-error occurred, that the GPU is not supported, or that a launch has too few resources.
+Libraries and the driver also allocate memory. If none is left, their status may only say that an internal error
+occurred, that the GPU is not supported, or that a launch has too few resources.
 """
 
 from __future__ import annotations
@@ -31,5 +31,5 @@ class FreeMemory(NamedTuple):
 
 
 def free_memory() -> FreeMemory:
-    """The memory that all processes of the GPU leave free now; raises the driver's error."""
+    """The memory that is free now, over all processes of the GPU; raises the driver's error."""
     return FreeMemory(*driver.cuMemGetInfo())

@@ -1,4 +1,4 @@
-"""Reads the sources of `dev.array(x)`: anything that NumPy takes, and other libraries' tensors that it cannot read.
+"""Reads the sources of `dev.array(x)`: anything that NumPy accepts, and other libraries' tensors that it cannot read.
 
 NumPy is tried first. It cannot read tensors on a GPU, nor torch's of bf16 or fp8, nor those that require grad. `read`
 is set as an attribute of Device, because importing it there would be circular.

@@ -28,13 +28,13 @@ class Storage:
     """Owner of one piece of memory, and of the order in which streams use it.
 
     Guarantees: `owner` is the only stream that has used the memory since the last write, or None if several have.
-    `writer` is the stream that wrote last, and `readers` are those that wait for that write already. A use on another
+    `writer` is the stream that wrote last; `readers` are the streams that already wait for that write. A use on another
     stream enqueues the event waits that it needs, and the memory is freed only after all its users.
     """
 
     __slots__ = ("__weakref__", "base", "device", "free", "keep", "lent", "nbytes", "owner", "readers", "writer")
-    # Held while uses are recorded and ordered, so that no stream involved is destroyed meanwhile. Reentrant: a user's
-    # finalizer may run inside it and use tensors.
+    # Held while uses are recorded and ordered, so that none of these streams is destroyed meanwhile. Reentrant, because
+    # a user's finalizer may run inside it and use tensors.
     ordering = threading.RLock()
 
     def __init__(
@@ -45,7 +45,7 @@ class Storage:
         self.owner: Stream | None = stream
         self.writer = stream
         self.readers: AbstractSet[Stream] = NOBODY
-        self.lent: dict[Stream | None, int] | None = None  # to consumers on these streams; None: on an unknown one
+        self.lent: dict[Stream | None, int] | None = None  # consumers' streams; None: unknown
 
     def use(self, stream: Stream, *, write: bool) -> None:
         """Order a use on `stream` after the conflicting uses on other streams."""
@@ -64,7 +64,7 @@ class Storage:
             order.sync_epoch += 1
 
     def take_over(self, stream: Stream, known: Stream) -> None:
-        """Order a write on `stream`, which waits for all of `known` already, after the other uses."""
+        """Order a write on `stream` after the other uses; `stream` already waits for all work of `known`."""
         with self.ordering:
             for other in self.users():
                 if other is not known:
@@ -86,7 +86,7 @@ class Storage:
         with self.ordering:
             lent, identity = dict(self.lent or {}), 0 if stream is None else stream.identity
             if lent.get(stream, identity) != identity:
-                lent[None] = 0  # the handle meant another stream then, which cannot be named any more
+                lent[None] = 0  # the handle referred to another stream then, which cannot be identified any more
             self.lent = {**lent, stream: identity}
 
     def __del__(self) -> None:
@@ -94,7 +94,7 @@ class Storage:
             return
         try:
             free = self.free
-        except AttributeError:  # Ctrl-C came before the first line of __init__
+        except AttributeError:  # Ctrl-C interrupted __init__ before its first line
             return
         free(self)
 

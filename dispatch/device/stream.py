@@ -1,7 +1,7 @@
 """Streams and the order between them, by events.
 
 Devices make streams; workers and direct calls enqueue on them. This module neither allocates nor launches, it only
-orders. The host has one stream, which is always done. Streams of other libraries are in external.py.
+orders work. The host has one stream, which is always done. Streams of other libraries are in external.py.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class Current(threading.local):
     def __init__(self) -> None:
         self.executor: ExecutorLike | None = None
         self.own_streams: dict[Device, Stream] = {}
-        self.per_thread: dict[Device, Stream] = {}  # handle 2 means this thread's own default stream
+        self.per_thread: dict[Device, Stream] = {}  # for handle 2, the default stream of this thread
         self.executors: dict[Stream, ExecutorLike] = {}
-        self.by_handle: dict[tuple[int, int], ExecutorLike] = {}  # on streams that live for ever, by device and handle
+        self.by_handle: dict[tuple[int, int], ExecutorLike] = {}  # on lasting streams, by device and handle
         self.entered: list[ExecutorLike | None] = []
 
 
@@ -64,14 +64,14 @@ current = Current()
 
 
 RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
-DEFAULTS = (0, 1, 2)  # special handles: they mean a default stream of whatever context is current
+DEFAULTS = (0, 1, 2)  # special handles: a default stream of the current context
 
 
 class Order:
-    """A counter of events that change stream order; while it stands still, a bound call need not check its tensors.
+    """A counter of events that change stream order; while it is constant, a bound call need not check its tensors.
 
     `sync_epoch` grows when a storage changes its owner, a stream becomes known to other libraries, or an executor is
-    closed. Two threads may count at once and lose an increment: the value still differs from any that was stored.
+    closed. If two threads count at once, one increment may be lost: the value still differs from any stored value.
     """
 
     __slots__ = ("sync_epoch",)
@@ -97,17 +97,17 @@ def _nothing_to_exchange(_mode: Any) -> int:
     return 0
 
 
-class relaxed:  # lower case, as used: `with relaxed():`
+class relaxed:  # lower case, because it is used as `with relaxed():`
     """Set this thread's capture mode to RELAXED, so that calls which touch no stream under capture do not end it.
 
-    In the default mode (torch's), a capture is ended by any thread that waits, queries an event, or allocates or frees
-    memory or graphs. Waiting for a whole context ends captures in every mode, here as well.
+    In the default mode (torch's), any thread that waits, queries an event, or allocates or frees memory or graphs ends
+    the capture. Waiting for a whole context ends captures in every mode, in this one, too.
     """
 
     __slots__ = ("_mode",)
 
     def __enter__(self) -> None:
-        self._mode = ctypes.byref(ctypes.c_int(RELAXED))  # one for each block: a finalizer may enter another inside
+        self._mode = ctypes.byref(ctypes.c_int(RELAXED))  # one for each block: a finalizer may nest another
         exchange_mode()(self._mode)
 
     def __exit__(self, *_: object) -> None:
@@ -118,7 +118,7 @@ NULL_CONTEXT: AbstractContextManager[None] = nullcontext()
 
 
 class StreamClass(type):
-    """Makes `Stream(x)` return the one object of x's handle; subclasses are constructed as usual."""
+    """Makes `Stream(x)` return the only object for x's handle; subclasses are constructed as usual."""
 
     find: ClassVar[Callable[..., Stream]]  # set by stream_objects.py
 
@@ -130,13 +130,13 @@ class Stream(metaclass=StreamClass):
     """One in-order queue of a device; `with stream:` makes it the current stream of the calling thread.
 
     `Device.stream()` makes one. `Stream(x)` wraps a stream of torch, CuPy, cuda.core or any object with
-    `__cuda_stream__`; its GPU is the one that the object names, else `device`, by default the current one.
-    `Stream.from_handle` takes a bare handle. The object `x` is kept alive as long as memory that was used there; see
+    `__cuda_stream__`; its GPU is the one that the object reports, else `device`, by default the current one.
+    `Stream.from_handle` takes a bare handle. The object `x` lives as long as memory that was used there; see
     `from_handle` for when a bare handle must be alive.
 
-    `external` means that another library knows the handle, even of a stream of ours, and may be capturing it; only then
-    is the driver asked whether it is. Enter `stream.context` around calls that take the handle: the handle of a default
-    stream means this stream only in its device's context.
+    `external` means that another library knows the handle, even of a stream of this library, and may be capturing it;
+    only then the driver is queried for a capture. Enter `stream.context` around calls that take the handle: the handle
+    of a default stream refers to this stream only in its device's context.
     """
 
     __slots__ = ("__weakref__", "_owned", "c_handle", "closed", "context", "device", "external", "free_lists")
@@ -158,14 +158,14 @@ class Stream(metaclass=StreamClass):
 
         It must be alive now, inside `with` blocks of the result, and when a call that was prepared on it runs.
         """
-        given: Any = handle  # a user may pass anything
-        if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given < 1 << 64:
-            raise BadRequest("handle", shown(given), "a cudaStream_t as an integer")
+        value: Any = handle  # a user may pass anything
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 64:
+            raise BadRequest("handle", shown(value), "a cudaStream_t as an integer")
         return device.external(handle)
 
     @property
     def identity(self) -> int:
-        """A number that tells apart the streams which the same handle means over time (external.py); 0 of ours."""
+        """A number that distinguishes successive streams with the same handle (external.py); 0 for our own streams."""
         return 0
 
     @property
@@ -187,7 +187,7 @@ class Stream(metaclass=StreamClass):
                 self.device.withdraw(self)
 
     def synchronize(self) -> None:
-        """Wait until all that was enqueued here is done; raises the error it ended in (DeviceFault for a fault)."""
+        """Wait until all work enqueued here is done; raises the error that it ended in (DeviceFault for a fault)."""
         if self.device.is_host or self.closed:
             return
         if self.external and self.is_capturing():
@@ -199,7 +199,7 @@ class Stream(metaclass=StreamClass):
             self.device.fail(status, "cuStreamSynchronize")
 
     def done(self) -> bool:
-        """Whether all that was enqueued here is done, False under capture; raises the error it ended in."""
+        """Whether all work enqueued here is done, False under capture; raises the error that it ended in."""
         if self.device.is_host or self.closed:
             return True
         if self.external and self.is_capturing():
@@ -224,14 +224,14 @@ class Stream(metaclass=StreamClass):
     def wait_for_uses(self, other: Stream) -> None:
         """Make work enqueued here from now on wait for all that this library has enqueued on `other`.
 
-        A graph under capture cannot wait for work outside of it: there the host waits, now. Work outside cannot wait
-        for work that is only captured: BadRequest.
+        A graph under capture cannot wait for work outside of it, so the host waits now in that case. Work outside of a
+        graph cannot wait for work that is only captured: BadRequest.
         """
         if other is self or other.closed or self.device.is_host:
             return
-        mine = Stream.capture(self) if self.external else 0  # the caller enqueues here, so the handle is alive
-        if mine:
-            if other.capture() != mine:
+        own_capture = Stream.capture(self) if self.external else 0  # the caller enqueues here, so the handle is alive
+        if own_capture:
+            if other.capture() != own_capture:
                 other.finish_uses()
                 return
         elif other.external and other.capture():
@@ -261,11 +261,11 @@ class Stream(metaclass=StreamClass):
             self.device.fail(status, "cuStreamWaitEvent")
 
     def wait_for_handle(self, handle: ctypes.c_void_p) -> None:
-        """`wait_for` a bare `cudaStream_t`, which is alive."""
+        """As `wait_for`, for a bare `cudaStream_t`, which must be alive."""
         _order(self.device, before=handle, after=self.c_handle)
 
     def precede_handle(self, handle: ctypes.c_void_p) -> None:
-        """Make a bare `cudaStream_t`, which is alive, wait for all that is enqueued here so far."""
+        """Make a bare `cudaStream_t`, which must be alive, wait for all that is enqueued here so far."""
         _order(self.device, before=self.c_handle, after=handle)
 
     def is_capturing(self) -> bool:
@@ -282,7 +282,7 @@ class Stream(metaclass=StreamClass):
         return state.value != 0
 
     def finish_uses(self) -> None:
-        """Wait until all that this library has enqueued here is done; raises the error it ended in."""
+        """Wait until all that this library has enqueued here is done; raises the error that it ended in."""
         self.synchronize()
 
     def check(self) -> None:
@@ -300,7 +300,7 @@ class Stream(metaclass=StreamClass):
             self.device.withdraw(self)
         for executor in self.device.executors():
             if executor.stream is self:
-                executor.close()  # else its remembered calls would be launched on a dead handle
+                executor.close()  # else its cached calls would be launched on a dead handle
         current.executors.pop(self, None)
         if self._owned:
             self.device.dispose(self.c_handle)
@@ -347,7 +347,7 @@ class Stream(metaclass=StreamClass):
 
 
 class DeviceStream(Stream):
-    """A stream that a device has made, or knows by its handle."""
+    """A stream that a device has created, or wraps by its handle."""
 
     __slots__ = ()
 
@@ -362,7 +362,7 @@ class DeviceStream(Stream):
 
 
 class QuietStream(DeviceStream):
-    """A stream on which calls are prepared while the caller captures `stream`, for which memory is allocated."""
+    """A stream on which calls are prepared while the caller captures `stream`; memory is allocated for `stream`."""
 
     __slots__ = ("stream",)
 
@@ -372,7 +372,7 @@ class QuietStream(DeviceStream):
 
 
 NOT_READY = 600  # CUDA_ERROR_NOT_READY
-IMPLICIT = 906  # CUDA_ERROR_STREAM_CAPTURE_IMPLICIT: the legacy stream is asked about while another is under capture
+IMPLICIT = 906  # CUDA_ERROR_STREAM_CAPTURE_IMPLICIT: for a query of the legacy stream during a capture
 
 
 def _order(device: Device, *, before: ctypes.c_void_p, after: ctypes.c_void_p) -> None:
@@ -392,4 +392,4 @@ def _wait(device: Device, before: ctypes.c_void_p, after: ctypes.c_void_p) -> No
     ):
         if status:
             device.fail(status, name)
-    device.recycle(event)  # the wait refers to this record: the event may be recorded again at once
+    device.recycle(event)  # the wait refers to this recording: the event may be recorded again at once

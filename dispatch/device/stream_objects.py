@@ -1,7 +1,7 @@
 """`Stream(x)` for other libraries' stream objects, and torch's current stream.
 
-`Stream(x)` calls `stream_of(x)`. The handle is found by the protocol `__cuda_stream__`, which torch, CuPy and cuda.core
-implement, or by the attributes that torch and CuPy had before it.
+`Stream(x)` calls `stream_of(x)`. It gets the handle by the protocol `__cuda_stream__`, which torch, CuPy and cuda.core
+implement, or by the attributes that torch and CuPy had before the protocol.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ EXPECTED = "a stream of torch, CuPy or cuda.core, or any object with __cuda_stre
 
 
 def stream_of(stream: Any, device: Device | str | None = None) -> Stream:
-    """The stream of another library's object; a Stream of ours is returned as it is."""
+    """The stream of another library's object; a Stream is returned unchanged."""
     if isinstance(stream, Stream):
         return stream
     handle = _handle_of(stream)
-    home = _known(device) or _device_of(stream) or _current() or device_of("cuda:0")
-    found = Stream.from_handle(home, handle)
-    if isinstance(found, ExternalStream) and type(stream) is not int:
-        found.source = stream  # kept alive: the object may destroy the stream when it dies
-    return found
+    gpu = _known(device) or _device_of(stream) or _current() or device_of("cuda:0")
+    result = Stream.from_handle(gpu, handle)
+    if isinstance(result, ExternalStream) and type(stream) is not int:
+        result.source = stream  # kept alive: the object may destroy the stream when it dies
+    return result
 
 
 def _handle_of(stream: Any) -> Any:
@@ -45,8 +45,8 @@ def _handle_of(stream: Any) -> Any:
         if protocol is not None:
             version, handle = protocol() if callable(protocol) else protocol
             if version != VERSION:
-                given = f"version {shown(version)} of __cuda_stream__"
-                raise BadRequest("stream", given, f"version {VERSION}", "Stream.from_handle takes a bare handle")
+                version_text = f"version {shown(version)} of __cuda_stream__"
+                raise BadRequest("stream", version_text, f"version {VERSION}", "Stream.from_handle takes a bare handle")
             return int(handle)
         for name in ("cuda_stream", "ptr"):
             if (handle := getattr(stream, name, None)) is not None:
@@ -57,7 +57,7 @@ def _handle_of(stream: Any) -> Any:
 
 
 def _device_of(stream: Any) -> Device | None:
-    """The GPU of a stream object, by torch's `device_index` or the others' `device_id`; None if it has neither."""
+    """The GPU of a stream object, by `device_index` (torch) or `device_id` (others); None if it has neither."""
     for holder in (stream, getattr(stream, "device", None)):
         for name in ("device_index", "device_id"):
             number = getattr(holder, name, None)
@@ -81,19 +81,19 @@ def use_torch_stream(device: Device | str | None = None) -> Stream:
     """torch's current stream, for `with use_torch_stream():`; work in the block is in order with torch's.
 
     The device is `device`, else that of the surrounding `with` block, else torch's current one. The stream is looked up
-    now, once: if torch changes its current stream inside the block, this one stays. Without a GPU it is the host's.
+    once, now: if torch changes its current stream inside the block, this one stays. Without a GPU it is the host's.
     """
     from importlib import import_module
 
     framework: Framework = import_module("dispatch.device.frameworks.torch").FRAMEWORK
-    home = _known(device)
-    if home is None and current.entered and current.executor is not None:
-        home = current.executor.stream.device
-    if home is None:
+    target_device = _known(device)
+    if target_device is None and current.entered and current.executor is not None:
+        target_device = current.executor.stream.device
+    if target_device is None:
         import torch
 
-        home = device_of(f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "host")
-    return framework.stream(home) or home.stream()
+        target_device = device_of(f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "host")
+    return framework.stream(target_device) or target_device.stream()
 
 
 stream_of.__qualname__ = Stream.__qualname__  # what users call

@@ -1,6 +1,6 @@
-"""Splits copies of strided tensors into pieces that one driver call can copy: dense ones, or rows at a pitch.
+"""Splits copies of strided tensors into pieces that one driver call can copy: dense ones, or rows with a pitch.
 
-host_copies.py uses it to copy between a tensor and the host; nothing is copied here.
+host_copies.py uses it to copy between a tensor and the host; this module copies nothing.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def whole(tensor: Tensor, array: Array) -> tuple[int, int, Array] | None:
 def pieces(tensor: Tensor, array: Array) -> list[tuple[int, Array, int]]:
     """Cut a copy into (pointer, part of the host array, pitch): one dense piece of pitch 0, or rows by outer index.
 
-    The axes are taken from the largest stride to the smallest, all of them forward, so that a transposed or reversed
-    tensor is dense as well.
+    The axes are ordered from the largest stride to the smallest, and negative strides are reversed, so that a
+    transposed or reversed tensor counts as dense.
     """
     layout = tensor.layout
     if layout.size == 0:
@@ -38,9 +38,9 @@ def pieces(tensor: Tensor, array: Array) -> list[tuple[int, Array, int]]:
     item = layout.dtype.itemsize
     base = tensor.ptr + layout.low
     forward: list[Any] = [slice(None, None, -1 if stride < 0 else 1) for stride in layout.strides]
-    forward.append(...)  # the dots keep an array of no axes an array
+    forward.append(...)  # with the ellipsis an array without axes stays an array
     array = array[tuple(forward)]
-    # The stride of an axis of one element is arbitrary, and must not be taken for a pitch.
+    # The stride of an axis of one element is arbitrary, and must not be used as a pitch.
     alone = [axis for axis, extent in enumerate(layout.shape) if extent == 1]
     others = [axis for axis, extent in enumerate(layout.shape) if extent > 1]
     order = sorted(others, key=lambda axis: -abs(layout.strides[axis]))
@@ -53,8 +53,8 @@ def pieces(tensor: Tensor, array: Array) -> list[tuple[int, Array, int]]:
     overlaps = len(strides) > 1 and strides[-2] < shape[-1]  # rows of another library's sliding window
     if strides[-1] != 1 or overlaps:  # no axis is dense: copy rows of one element
         array, shape, strides = array[..., None], [*shape, 1], [*strides, 1]
-    found = []
+    cut = []
     for index in itertools.product(*map(range, shape[:-2])):
         offset = sum(i * stride for i, stride in zip(index, strides, strict=False))
-        found.append((base + offset * item, array[index], strides[-2] * item))
-    return found
+        cut.append((base + offset * item, array[index], strides[-2] * item))
+    return cut

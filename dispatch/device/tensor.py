@@ -1,4 +1,4 @@
-"""Tensor: a typed, strided view of device or host memory that knows whether its memory is still there.
+"""Tensor: a typed, strided view of device or host memory that knows whether its memory still exists.
 
 It is a pointer, a layout (layout.py) and a storage (storage.py). Nothing here launches work; copies are enqueued on
 the current stream.
@@ -37,8 +37,8 @@ KEEPS_NO_COPY = tuple(map(int, np.__version__.split(".")[:2])) >= (2, 1)  # whet
 class Tensor:
     """A strided view of typed memory on a device, with NumPy's semantics of shape, strides (bytes) and basic indexing.
 
-    It is made by `Device.array`, `empty`, `zeros`, by `from_dlpack`, or as a view of another tensor, never by calling
-    the class. Using one whose device was closed or replaced raises StaleTensor before any pointer is touched.
+    It is made by `Device.array`, `empty`, `zeros`, by `from_dlpack`, or as a view of another tensor; do not call the
+    class. Using a tensor whose device was closed or replaced raises StaleTensor before any memory access.
 
     `a @ b` runs `dispatch.matmul`. Elementwise operators, comparisons (also `a == b`) and NumPy's ufuncs raise a
     TypeError that says what to use instead. NumPy's other functions, such as `np.linalg.norm(a)`, read tensors of the
@@ -47,7 +47,7 @@ class Tensor:
     """
 
     __slots__ = ("__weakref__", "layout", "ptr", "storage")
-    __array_priority__ = 1000  # NumPy's operators defer to ours, which refuse: no silent copy to the host
+    __array_priority__ = 1000  # NumPy's operators call those of this class, which raise: no silent copy to the host
     product: ClassVar[Callable[[Tensor, Tensor], Tensor]]  # set by dispatch/bind, which knows the table
 
     __hash__ = object.__hash__
@@ -69,7 +69,7 @@ class Tensor:
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Strides in bytes, as NumPy has them (elements for the packed 4-bit type); see `element_strides`."""
+        """Strides in bytes, as in NumPy (in elements for the packed 4-bit type); see `element_strides`."""
         return tuple(s * (self.dtype.itemsize or 1) for s in self.layout.strides)
 
     @property
@@ -102,15 +102,15 @@ class Tensor:
 
     @property
     def mT(self) -> Tensor:
-        """The view with the last two axes exchanged; BadRequest under two axes."""
+        """The view with the last two axes exchanged; BadRequest for fewer than two axes."""
         if self.ndim < 2:
             raise BadRequest("mT", str(self.layout), "at least two axes")
         return self._view(np.swapaxes(self.layout.frame(), -1, -2))
 
     def transpose(self, *axes: int | tuple[int, ...]) -> Tensor:
-        """The view with the axes in another order, as NumPy has it; all reversed where none is named.
+        """The view with the axes in another order, as in NumPy; all axes reversed if none is given.
 
-        `x.transpose(0, 3, 1, 2)` of an array (N, H, W, C) is one (N, C, H, W) whose channels are last in memory.
+        `x.transpose(0, 3, 1, 2)` of an array (N, H, W, C) is a view (N, C, H, W) whose channels are last in memory.
         """
         try:
             return self._view(self.layout.frame().transpose(*axes))
@@ -120,11 +120,11 @@ class Tensor:
     def __getitem__(self, index: Any) -> Tensor:
         """A view by NumPy's basic indexing (integers, slices, None, ...); index arrays and masks are refused."""
         layout = self.layout
-        found = indexed(layout.shape, layout.strides, layout.dtype.bits, index)
-        if found is None:
+        view = indexed(layout.shape, layout.strides, layout.dtype.bits, index)
+        if view is None:
             frame = layout.frame()
             return self._view(by_numpy(frame, index, layout), frame)
-        begin, shape, strides = found
+        begin, shape, strides = view
         ptr = self.ptr + begin
         return Tensor(self.storage, ptr, layout.device.layout(layout.dtype, shape, strides, ptr, layout.readonly))
 
@@ -138,7 +138,7 @@ class Tensor:
         return (self[place] for place in range(self.shape[0]))
 
     def reshape(self, *shape: int | tuple[int, ...]) -> Tensor:
-        """The view of another shape, of which one extent may be -1; BadRequest where that needs a copy."""
+        """The view with another shape, in which one extent may be -1; BadRequest if that needs a copy."""
         frame = self.layout.frame()
         extents: Any = shape[0] if len(shape) == 1 else shape
         try:
@@ -158,20 +158,20 @@ class Tensor:
         steps = tuple(check_int("element_strides", step, -MAX_OFFSET, MAX_OFFSET) for step in element_strides)
         start = check_int("offset", offset, -MAX_OFFSET, MAX_OFFSET) * self.dtype.bits
         if len(steps) != len(extents) or start % 8:
-            wanted = "one for each axis" if len(steps) != len(extents) else "an offset of whole bytes"
-            raise BadRequest("element_strides", f"{shown(steps)} from element {offset}", wanted)
+            expected = "one for each axis" if len(steps) != len(extents) else "an offset of whole bytes"
+            raise BadRequest("element_strides", f"{shown(steps)} from element {offset}", expected)
         ptr = self.ptr + start // 8
         view = Tensor(self.storage, ptr, self.device.layout(self.dtype, extents, steps, ptr, self.layout.readonly))
         if self.storage.nbytes:
             view.check_within()
-        elif view.size:  # another library's memory, of which only this view is known to exist
+        elif view.size:  # another library's memory: only this view is known to exist
             one, whole = view.layout, self.layout
             if not self.ptr + whole.low <= ptr + one.low <= ptr + one.high <= self.ptr + whole.high:
                 raise BadRequest("element_strides", str(one), f"a view within {whole}")
         return view
 
     def check_within(self) -> None:
-        """BadRequest for a view that goes beyond its memory, as when strides in bytes were passed for elements."""
+        """BadRequest for a view beyond its memory, for example if strides in bytes were passed as elements."""
         storage, layout = self.storage, self.layout
         first, last = self.ptr + layout.low - storage.base, self.ptr + layout.high - storage.base
         if storage.nbytes and layout.size and not 0 <= first <= last <= storage.nbytes:
@@ -197,13 +197,13 @@ class Tensor:
         return Tensor(self.storage, ptr, self.device.layout(self.dtype, view.shape, strides, ptr, self.layout.readonly))
 
     def numpy(self) -> Array:
-        """The elements as a new NumPy array; waits for what writes the tensor, and raises the error of that."""
+        """The elements as a new NumPy array; waits for the work that writes the tensor, and raises its error."""
         self.device.check(self)
         self.device.look(self)
         return self.device.copy_out(self)
 
     def copy_from(self, source: Any) -> Tensor:
-        """Overwrite with anything that `Device.array` takes, of the same shape; the host converts it. Returns self."""
+        """Overwrite with any source of `Device.array` of the same shape, converted on the host; returns self."""
         self.device.copy_in(self, convert_array("source", self._source(source), self.dtype))
         return self
 
@@ -219,7 +219,7 @@ class Tensor:
     def numpy_async(self, out: Array | None = None) -> Copy:
         """Begin to copy out, into new page-locked memory or into `out`; `result()` of the Copy is the array.
 
-        Only a tensor that is dense in C order is copied asynchronously; other copies are done when this returns.
+        Only a dense C-order tensor is copied asynchronously; other copies are done when this returns.
         """
         self.device.check(self)
         self.device.look(self)
@@ -228,14 +228,14 @@ class Tensor:
         return self.device.copy_out_async(self, out)
 
     def _check_target(self, out: Any) -> None:
-        given = f"a {type(out).__name__}"
+        description = f"a {type(out).__name__}"
         if isinstance(out, np.ndarray):
             fits = (out.shape, out.dtype) == (self.shape, self.dtype.numpy)
             if fits and out.flags.c_contiguous and out.flags.writeable:
                 return
-            given = f"{out.dtype}[{', '.join(map(str, out.shape))}]"
+            description = f"{out.dtype}[{', '.join(map(str, out.shape))}]"
         expected = f"a C-order array of {self.layout} that may be written"
-        raise BadRequest("out", given, expected, "dev.pinned(shape, dtype) makes one")
+        raise BadRequest("out", description, expected, "dev.pinned(shape, dtype) makes one")
 
     def copy_from_async(self, source: Any) -> Copy:
         """Begin to overwrite with an array of the same shape; `result()` of the Copy is this tensor.
@@ -284,12 +284,12 @@ class Tensor:
     def copy(self) -> Tensor:
         """A tensor of the same elements in new memory on the same device.
 
-        On a GPU a dense tensor keeps the order of its axes, and nothing waits. All others, those with strides below 0
-        too, are copied into C order; on a GPU that goes through page-locked memory of the host, and waits.
+        On a GPU a dense tensor keeps the order of its axes, and the host does not wait. All others, also those with
+        negative strides, are copied to C order; on a GPU that goes through page-locked host memory, and waits.
         """
         self.device.check(self)
         self.device.look(self)
-        if not self.device.is_host and self.layout.fills_bytes and not self.layout.low:  # no stride below 0
+        if not self.device.is_host and self.layout.fills_bytes and not self.layout.low:  # no negative stride
             copy: Tensor = self.device.executor().clone(self)
             return copy
         return self._through_host(self.dtype)
@@ -301,7 +301,7 @@ class Tensor:
     def astype(self, dtype: Any, *, copy: bool = True) -> Tensor:
         """A tensor of another dtype on the same device; with `copy=False` this one, if it has the dtype already.
 
-        The host converts, as NumPy does: elements of a GPU are copied to page-locked memory and back, and this waits.
+        The host converts, with NumPy: elements of a GPU are copied to page-locked memory and back, and this waits.
         To convert on the GPU, make it part of a request: `out_dtype` of a product, an `out` of another dtype, or an
         IDENTITY node of `dispatch.cudnn.Graph`.
         """
@@ -333,9 +333,9 @@ class Tensor:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         shared = self.device.is_host and self.dtype.bits >= 8  # packed elements have no view
-        kept = dtype is None or np.dtype(dtype) == self.dtype.numpy
-        if copy is False and not (shared and kept):
-            what = "a NumPy array" if kept else f"one of {np.dtype(dtype)} in NumPy"
+        has_dtype = dtype is None or np.dtype(dtype) == self.dtype.numpy
+        if copy is False and not (shared and has_dtype):
+            what = "a NumPy array" if has_dtype else f"one of {np.dtype(dtype)} in NumPy"
             raise ValueError(f"a {self.dtype} tensor on {self.device} cannot become {what} without a copy")
         array = self.numpy() if copy or not shared else self.device.view(self)
         return array if dtype is None else array.astype(dtype, copy=False)
@@ -348,8 +348,8 @@ class Tensor:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """The DLPack capsule, for `torch.from_dlpack` and others, whose stream waits for the writer. BufferError for
-        strides below 0, which not all of them take."""
+        """The DLPack capsule, for `torch.from_dlpack` and others; the consumer's stream waits for the writer.
+        BufferError for negative strides, which not all consumers support."""
         return dlpack.export(self, stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -366,7 +366,7 @@ class Tensor:
         return self.shape[0]
 
     def __repr__(self) -> str:
-        """Elements as NumPy prints them, dtype, shape and device; never raises, but says why there are no elements."""
+        """Elements as NumPy prints them, dtype, shape and device; never raises; says why elements are missing."""
         from dispatch.device import tensor_repr  # at first use
 
         return tensor_repr.text_of(self)

@@ -1,7 +1,7 @@
 """Copying and pickling of host tensors, and of requests over them: new memory with the same layout.
 
-`copy` and `pickle` find these functions by `copyreg`, before they look at the classes. Views that share memory and are
-copied together share it again. Tensors of a GPU are refused; the error says what to do.
+`copy` and `pickle` find these functions through `copyreg`, before they check the classes. Views that share memory and
+are copied together share memory in the copy, too. Tensors of a GPU are refused; the error says what to do.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _reduced_tensor(tensor: Tensor) -> tuple[Any, ...]:
     layout.device.look(tensor)
     if storage.nbytes:
         return _tensor, (storage, tensor.ptr - storage.base, layout.dtype, layout.shape, layout.strides)
-    # Another library's memory, of which only the range of this view is known to exist.
+    # Another library's memory: only the range of this view is known to exist.
     part = _bytes(tensor.ptr + layout.low, layout.high - layout.low)
     return _tensor, (part, -layout.low, layout.dtype, layout.shape, layout.strides)
 
@@ -46,9 +46,9 @@ def _bytes(address: int, nbytes: int) -> Array:
 
 
 def _storage(memory: Array) -> Storage:
-    made = device("host").empty(memory.shape, U8)
-    made.copy_from(memory)
-    return made.storage
+    tensor = device("host").empty(memory.shape, U8)
+    tensor.copy_from(memory)
+    return tensor.storage
 
 
 def _tensor(
@@ -57,7 +57,7 @@ def _tensor(
     storage = memory if isinstance(memory, Storage) else _storage(memory)
     ptr = storage.base + offset
     tensor = Tensor(storage, ptr, storage.device.layout(dtype, shape, strides, ptr))
-    tensor.check_within()  # a pickle may say anything
+    tensor.check_within()  # a pickle may contain any values
     return tensor
 
 

@@ -1,7 +1,7 @@
 """The repr of a Tensor: its elements as NumPy prints them, its layout and its device.
 
-Of a large tensor only the elements that are shown are copied. Nothing here raises or waits for a stream under capture:
-the text then says why there are no elements. Tensors are typed Any here, because tensor.py imports this module.
+For a large tensor only the displayed elements are copied. Nothing here raises or waits for a stream under capture: then
+the text says why there are no elements. Tensors are typed Any here, because tensor.py imports this module.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import numpy as np
 
 __all__ = ["brief", "html_of", "text_of"]
 
-MOST_SHOWN = 1 << 16  # elements, whatever NumPy's print options say
+MOST_SHOWN = 1 << 16  # elements, regardless of NumPy's print options
 Array = np.ndarray[Any, np.dtype[Any]]
-GAP = 4096  # bytes; elements that are nearer to one another are copied together
-DIGITS = 4  # of bf16 and narrower floats, which hold three
+GAP = 4096  # bytes; elements with smaller gaps between them are copied together
+DIGITS = 4  # for bf16 and narrower floats, which have three significant digits
 LONGEST = 200  # characters of an error
 
 
@@ -25,7 +25,7 @@ def brief(tensor: Any) -> str:
 
 
 def text_of(tensor: Any) -> str:
-    """`Tensor([[1., 2.]], f32[1, 2] on host)`; without elements where they cannot be read, and with the reason."""
+    """`Tensor([[1., 2.]], f32[1, 2] on host)`; if the elements cannot be read, with the reason instead."""
     values, why = _shown(tensor)
     if values is None:
         return f"Tensor({brief(tensor)}; {why})"
@@ -56,7 +56,7 @@ def _shown(tensor: Any) -> tuple[str | None, str]:
 def _one_line(error: BaseException) -> str:
     try:
         text = " ".join(f"{type(error).__name__}: {error}".split())
-    except Exception:  # noqa: BLE001  # of a class of the user's
+    except Exception:  # noqa: BLE001  # raised by a user's class
         text = type(error).__name__
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
@@ -71,14 +71,14 @@ def _values(tensor: Any) -> str:
     count = int(np.prod([len(place) for place in places], dtype=object))
     if count > MOST_SHOWN:
         return f"… {tensor.size} elements …"
-    found = _elements(tensor, places) if tensor.size else np.empty(tensor.shape, tensor.dtype.numpy)
+    elements = _elements(tensor, places) if tensor.size else np.empty(tensor.shape, tensor.dtype.numpy)
     precision = None
-    if found.dtype.isbuiltin != 1:  # of ml_dtypes, which NumPy prints without aligning them
-        found, precision = found.astype(np.float32), min(DIGITS, options["precision"])
+    if elements.dtype.isbuiltin != 1:  # an ml_dtypes type, which NumPy prints unaligned
+        elements, precision = elements.astype(np.float32), min(DIGITS, options["precision"])
     if is_large:
-        found = _with_gaps(found, tensor.shape, edge)
+        elements = _with_gaps(elements, tensor.shape, edge)
     threshold = 0 if is_large else tensor.size + 1
-    text = np.array2string(found, separator=", ", prefix="Tensor(", threshold=threshold, precision=precision)
+    text = np.array2string(elements, separator=", ", prefix="Tensor(", threshold=threshold, precision=precision)
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
 
 
@@ -89,12 +89,12 @@ def _places(extent: int, edge: int) -> list[int]:
     return [*range(edge), *range(extent - edge, extent)]
 
 
-def _with_gaps(found: Array, shape: tuple[int, ...], edge: int) -> Array:
-    """Insert one element in the middle of each shortened axis, so that NumPy prints dots there."""
+def _with_gaps(elements: Array, shape: tuple[int, ...], edge: int) -> Array:
+    """Insert one element in the middle of each shortened axis, so that NumPy prints an ellipsis there."""
     for axis, extent in enumerate(shape):
         if extent > 2 * edge:
-            found = np.insert(found, edge, 0, axis=axis)
-    return found
+            elements = np.insert(elements, edge, 0, axis=axis)
+    return elements
 
 
 def _elements(tensor: Any, places: list[list[int]]) -> Array:

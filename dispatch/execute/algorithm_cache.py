@@ -25,7 +25,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A library's algorithm in its own serialized form, and the workspace it was measured with."""
+    """A library's algorithm in the library's serialized form, and the workspace that it was measured with."""
 
     blob: bytes
     workspace: int
@@ -45,7 +45,7 @@ class AlgorithmCache:
         self._lock = threading.Lock()
         anew(self, "_lock", threading.Lock)
         self._known: dict[str, Algorithm] | None = None
-        self._found: dict[str, Algorithm] = {}  # by this process
+        self._found: dict[str, Algorithm] = {}  # measured by this process
 
     def get(self, op: str, key: str) -> Algorithm | None:
         with self._lock:
@@ -72,12 +72,12 @@ class AlgorithmCache:
                 return {}
             entries = dict(stored["algorithms"].items())
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            return {}  # absent, another user's, or damaged: the next outcome rewrites it
-        found = ((key, _algorithm(entry)) for key, entry in entries.items())
-        return {key: algorithm for key, algorithm in found if algorithm is not None}
+            return {}  # missing, another user's, or damaged: the next outcome rewrites it
+        parsed = ((key, _algorithm(entry)) for key, entry in entries.items())
+        return {key: algorithm for key, algorithm in parsed if algorithm is not None}
 
-    def _text(self, known: dict[str, Algorithm]) -> str:
-        entries = {key: [base64.b64encode(a.blob).decode(), a.workspace] for key, a in known.items()}
+    def _text(self, algorithms: dict[str, Algorithm]) -> str:
+        entries = {key: [base64.b64encode(a.blob).decode(), a.workspace] for key, a in algorithms.items()}
         return json.dumps({"stamp": self._stamp, "algorithms": entries}, indent=1, sort_keys=True)
 
 

@@ -1,7 +1,7 @@
 """Chooses the fastest of several algorithms by timing them.
 
-Plans call it for requests with `autotune=True`; algorithm_cache.py stores the outcome. Candidates take turns over
-rotating copies of the operands, so that neither the L2 cache nor a drifting clock decides.
+Plans call it for requests with `autotune=True`; algorithm_cache.py stores the outcome. Candidates take turns on
+rotating copies of the operands, so that neither the L2 cache nor a changing clock rate affects the choice.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["OperandCopies", "fastest", "fastest_call", "pick_fastest"]
 
 ROUNDS = 11  # of a race; in each, every remaining candidate launches its graph once
-FINALISTS = 4  # the best of the first race, which run in the others as well
+FINALISTS = 4  # the best of the first race, which also run in the others
 RACES = 3  # after the first
-WARM_SECONDS = 0.15  # of work before a race is timed: clocks drop under load, and by kernel
+WARM_SECONDS = 0.15  # of work before a race is timed: clock rates drop under load, depending on the kernel
 BURST_SECONDS = 0.002  # of work in one graph, estimated by the candidate's first run
 MAX_RUNS = 100  # in one graph
 DROP = 1.1  # a candidate this much slower than the best so far is dropped
@@ -36,18 +36,18 @@ NOISE = 1.01  # medians of repeated measurements of one algorithm differ by up t
 
 
 class OperandCopies:
-    """So many copies of a request's operands that cycling through them finds nothing in the L2 cache."""
+    """Enough copies of a request's operands that cycling through them always misses the L2 cache."""
 
     def __init__(self, executor: CudaExecutor, request: Request) -> None:
         operands = {name: tensor for name, tensor, _ in request.tensors() if "." not in name and name not in SCALARS}
-        once = sum(tensor.layout.high - tensor.layout.low for tensor in operands.values()) or 1
+        set_bytes = sum(tensor.layout.high - tensor.layout.low for tensor in operands.values()) or 1
         for shape, _, dtype in request.unallocated().values():
             size = dtype.bits
             for extent in shape:
                 size *= extent
-            once += size // 8
-        # One set more than fills the cache twice: the end of a single large set would still be cached at the next run.
-        self.turns = min(1 + -(-2 * executor.device.l2_bytes // once), 64)
+            set_bytes += size // 8
+        # One more set than fills the cache twice: the end of a single large set would still be cached at the next run.
+        self.turns = min(1 + -(-2 * executor.device.l2_bytes // set_bytes), 64)
         self._executor = executor
         self._sets = [self._copy(request, operands) for _ in range(self.turns)]
 
@@ -71,9 +71,9 @@ def fastest(
 ) -> int:
     """The number of the fastest of `count` candidates; `run(number, arguments)` enqueues one of them.
 
-    All race on one set of copies of the request's operands, then the best few on further sets, because an algorithm's
-    speed differs from race to race (seen: by a tenth, for products of 256 rows). Candidate 0, the library's own choice,
-    runs in every race; candidates are compared by their time relative to it.
+    All run in a race on one set of copies of the request's operands, then the best few on further sets, because an
+    algorithm's speed differs from race to race (seen: by 10%, for products of 256 rows). Candidate 0, the library's own
+    choice, runs in every race; candidates are compared by their time relative to it.
     """
     bar = Progress(f"autotune {request.describe()}", count + RACES * (ROUNDS + FINALISTS))
     copies = [OperandCopies(executor, request)]
@@ -82,11 +82,15 @@ def fastest(
     ratios = {number: [times[number] / times[0]] for number in finalists}
     for _ in range(RACES):
         try:
-            copies.append(OperandCopies(executor, request))  # earlier copies are kept: these get other memory
+            copies.append(OperandCopies(executor, request))  # earlier copies stay alive, so these get other memory
         except OutOfMemory:
             break  # large operands on a small GPU: decide by the races so far
-        again = _race(executor, copies[-1], run, sorted({0, *ratios}), bar)
-        ratios = {number: [*seen, again[number] / again[0]] for number, seen in ratios.items() if number in again}
+        race_times = _race(executor, copies[-1], run, sorted({0, *ratios}), bar)
+        ratios = {
+            number: [*previous, race_times[number] / race_times[0]]
+            for number, previous in ratios.items()
+            if number in race_times
+        }
     bar.close()
     return pick_fastest(ratios)
 
@@ -96,15 +100,15 @@ def fastest_call(
 ) -> int:
     """As `fastest`, for candidates that cannot all be recorded, such as routines that synchronize while they run.
 
-    Plain calls take turns on one set of copies, each turn with as many runs as fill a burst. The host's time counts,
-    because it recurs at every call. The first turn, which may load kernels, does not count. If a turn takes seconds,
-    one is enough: routines of that size differ by more than the noise.
+    Plain calls take turns on one set of copies, each turn with enough runs to fill a burst. The host's time counts,
+    because it recurs at every call. The first turn, which may load kernels, is not counted. If a turn takes seconds,
+    one is enough: routines of that duration differ by more than the noise.
     """
     bar = Progress(f"autotune {request.describe()}", ROUNDS + 1)
     copies, timer = OperandCopies(executor, request), _Timer(executor)
-    first = [timer.time(partial(_burst, run, number, copies, 1)) for number in range(count)]
+    run_seconds = [timer.time(partial(_burst, run, number, copies, 1)) for number in range(count)]
     bar.update(1)
-    runs = [max(1, min(MAX_RUNS, int(BURST_SECONDS / once))) for once in first]
+    runs = [max(1, min(MAX_RUNS, int(BURST_SECONDS / seconds))) for seconds in run_seconds]
     times: list[list[float]] = [[] for _ in range(count)]
     spent = 0.0
     for turn in range(ROUNDS):
@@ -121,12 +125,12 @@ def fastest_call(
 
 
 def pick_fastest(ratios: Mapping[int, Sequence[float]]) -> int:
-    """The candidate to take, given the ratios of each one's times to those of candidate 0, one for each race.
+    """The candidate to use, from the ratios of each candidate's times to those of candidate 0, one for each race.
 
-    It is the one with the least mean, if that beats candidate 0 by more than the noise and it was slower in no race;
-    else candidate 0.
+    It is the candidate with the least mean, if it beats candidate 0 by more than the noise and was not slower in any
+    race; else candidate 0.
     """
-    means = {number: statistics.fmean(seen) for number, seen in ratios.items() if max(seen) < NOISE}
+    means = {number: statistics.fmean(values) for number, values in ratios.items() if max(values) < NOISE}
     winner = min(means, key=means.__getitem__, default=0)
     return winner if means.get(winner, 1.0) * NOISE < 1 else 0
 
@@ -140,15 +144,15 @@ def _race(
 ) -> dict[int, float]:
     """The median times of candidate 0 and of all others that were not dropped.
 
-    Each is recorded as a graph of many runs, so that the host's time is not measured. The graphs take turns, every
-    round starting with another one, on a GPU that has been busy for a while: on an idle one another candidate may win
-    (seen on an H200: one of two kernels was faster by 2% at rest and slower by 4% under load).
+    Each candidate is recorded as a graph of many runs, so that the host's time is not measured. The graphs take turns;
+    every round starts with another one. The GPU has been busy for a while before: on an idle GPU another candidate may
+    win (seen on an H200: one of two kernels was faster by 2% on an idle GPU and slower by 4% under load).
     """
     timer = _Timer(executor)
     graphs: dict[int, tuple[Any, int]] = {}
     for number in numbers:
-        once = timer.time(partial(run, number, copies.arguments(0)))
-        runs = max(copies.turns, min(MAX_RUNS, int(BURST_SECONDS / once)))
+        run_seconds = timer.time(partial(run, number, copies.arguments(0)))
+        runs = max(copies.turns, min(MAX_RUNS, int(BURST_SECONDS / run_seconds)))
         burst = partial(_burst, run, number, copies, runs)
         graphs[number] = executor.capture(burst) or _Plain(burst), runs
         bar.update(1)
@@ -158,9 +162,9 @@ def _race(
     times: dict[int, list[float]] = {number: [] for number in graphs}
     medians: dict[int, float] = {}
     for turn in range(ROUNDS):
-        left = list(times)
-        first = turn % len(left)
-        for number in (*left[first:], *left[:first]):
+        remaining = list(times)
+        first = turn % len(remaining)
+        for number in (*remaining[first:], *remaining[:first]):
             graph, runs = graphs[number]
             times[number].append(timer.time(partial(executor.launch, graph, (), ())) / runs)
         medians = {number: statistics.median(samples) for number, samples in times.items()}
@@ -176,7 +180,7 @@ def _burst(run: Callable[[int, tuple[Argument, ...]], None], number: int, copies
 
 
 class _Plain:
-    """Replaces a graph that could not be recorded because other libraries synchronized the context again and again."""
+    """Replaces a graph that could not be recorded because other libraries synchronized the context repeatedly."""
 
     def __init__(self, burst: Callable[[], None]) -> None:
         self._burst = burst
@@ -194,7 +198,7 @@ class _Timer:
         self._events = [driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DEFAULT) for _ in range(2)]
 
     def time(self, enqueue: Callable[[], None]) -> float:
-        """The GPU's time, in seconds, for what `enqueue()` enqueues; waits for it."""
+        """The GPU's time, in seconds, for the work that `enqueue()` enqueues; waits for that work."""
         handle = self._stream.c_handle.value or 0
         driver.cuEventRecord(self._events[0], handle)
         enqueue()

@@ -1,7 +1,7 @@
-"""Bound: a request's plan on one executor of a GPU, kept from one run of the request to the next.
+"""Bound: a request's plan on one executor of a GPU, cached between runs of the request.
 
-cuda_executor.py makes one for each request that runs, and prepare.py for each prepared call. Nothing is chosen or
-launched here.
+cuda_executor.py makes one for each request that runs, and prepare.py for each prepared call. This module neither
+selects nor launches anything.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Bound"]
 
 
 class Bound:
-    """A request's plan on one executor, and what its runs need; it does not keep the request alive."""
+    """A request's plan on one executor, and the data for its runs; it does not keep the request alive."""
 
     __slots__ = ("_repeatable", "arguments", "executor", "plan", "plans", "reads", "result", "writes")
 
@@ -59,7 +59,7 @@ class Bound:
     def launch(self) -> bool:
         """Launch the plan's graph from any thread; False if only the executor's own thread can run the request.
 
-        The caller must have the device's context current and must keep the executor's own thread out meanwhile.
+        The device's context must be current, and the executor's own thread must not use the executor meanwhile.
         """
         launch = self.plan.launch
         if launch is None or self.arguments is None:

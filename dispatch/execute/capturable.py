@@ -19,7 +19,7 @@ __all__ = ["CapturableExecutor"]
 
 
 class CapturableExecutor(Executor):
-    """An executor on a stream of a GPU; plans enqueue on the stream that `target` names."""
+    """An executor on a stream of a GPU; plans enqueue on the stream whose handle is `target`."""
 
     device: CudaDevice
     target: ctypes.c_void_p
@@ -33,7 +33,7 @@ class CapturableExecutor(Executor):
     def refuse_capture(self, what: str, *, always: bool = False) -> None:
         """Raise BadRequest if the caller captures the stream: work that must run now would become part of the graph.
 
-        With `always`, `what` can never be captured, so the error does not advise to run it once before the capture.
+        With `always`, `what` can never be captured, so the error does not suggest running it once before the capture.
         """
         if self._is_preparing or self.captured:
             hint = "run it outside of the capture" if always else "run the request once before the capture"
@@ -44,7 +44,7 @@ class CapturableExecutor(Executor):
     def preparing(self) -> Iterator[None]:
         """A block in which to prepare a call, on another stream if the caller captures the executor's.
 
-        Then the block ends with a wait: what it writes is in memory before the caller's graph runs, and not part of it.
+        In that case the block ends with a wait: its writes are done before the caller's graph runs, and not part of it.
         """
         if self._is_preparing or not self.captured:
             yield

@@ -1,6 +1,6 @@
 """Zeroes the stack below a library call, so that kernel parameters have the same bytes each time it is recorded.
 
-Structures that a library passes to a kernel have padding that it never writes, which holds whatever earlier calls left
+Structures that a library passes to a kernel have padding that it never writes; it contains data that earlier calls left
 on the stack. Kernels do not read it, but relocation.py compares every byte, and a call whose bytes differ for no reason
 is not relocatable. After `clean_stack` the padding is zero, if the calls in between are the same each time.
 """
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 __all__ = ["clean_stack"]
 
-REACH = 1 << 15  # bytes; libraries' frames begin within a few thousand
+REACH = 1 << 15  # bytes; libraries' stack frames begin within a few thousand bytes
 
 
 class Zeros(ctypes.Structure):
-    """An argument by value, so that it is copied onto the stack."""
+    """An argument that is passed by value, and so copied to the stack."""
 
     _fields_ = (("bytes", ctypes.c_ubyte * REACH),)
 
 
 def clean_stack() -> None:
-    """Write zeros below the caller's frame, where the next function that it calls will have its own."""
+    """Write zeros below the caller's frame, where the frame of the next function that it calls will be."""
     _cleaner()()
 
 
@@ -34,5 +34,5 @@ def clean_stack() -> None:
 def _cleaner() -> Callable[[], object]:
     zeros = Zeros()
     getpid = ctypes.CFUNCTYPE(ctypes.c_int)(("getpid", ctypes.CDLL(None)))
-    getpid.argtypes = (Zeros,)  # which it ignores
+    getpid.argtypes = (Zeros,)  # getpid ignores it
     return lambda: getpid(zeros)

@@ -1,6 +1,6 @@
-"""CudaExecutor: runs plans on a stream of a GPU, ours or another library's, with a workspace and captured graphs.
+"""CudaExecutor: runs plans on a CUDA stream, our own or another library's, with a workspace and captured graphs.
 
-A plan's first runs call the library; once plan_relocation.py has learnt the call, a graph is launched at any addresses.
+A plan's first runs call the library; when plan_relocation.py has learnt the call, a graph is launched at any addresses.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ R = TypeVar("R")
 
 __all__ = ["CudaExecutor"]
 
-KERNELS = 8  # launches that are counted for one library call; a call with more waits for room itself
+KERNELS = 8  # launches counted for one library call; a call with more may block in the driver
 SCALARS_PER_PAGE = 1024
-MAX_SCALARS = 1 << 14  # numbers in device memory for one executor; then new memory is used
+MAX_SCALARS = 1 << 14  # numbers in device memory of one executor; beyond it new memory is used
 
 
 class CudaExecutor(CapturableExecutor):
@@ -60,7 +60,7 @@ class CudaExecutor(CapturableExecutor):
 
     def __init__(self, stream: Stream) -> None:
         super().__init__(stream)
-        # Plans enqueue on the stream with this handle: the executor's own, and during a recording the recorder's.
+        # Plans enqueue on the stream with this handle: the executor's own; during a recording, the recorder's.
         self.target = ctypes.c_void_p(stream.c_handle.value)
         # Held while a plan is called or recorded: a plan holds the addresses of one call at a time, and recording
         # changes `target`. Other threads may run a bound call here; it is reentrant for finalizers.
@@ -79,11 +79,11 @@ class CudaExecutor(CapturableExecutor):
 
     def _make(self, request: Request) -> Plan:
         wait_for_collectives(self.device)
-        with self.device.context, relaxed(), self.preparing():  # which handles, events and modules belong to
+        with self.device.context, relaxed(), self.preparing():  # handles, events and modules belong to the context
             return super()._make(request)
 
     def claimed(self) -> AbstractContextManager[None]:
-        """As Executor's: claims another library's stream, which is alive in its `with` blocks and during a call."""
+        """As in Executor: claims another library's stream, which is alive in its `with` blocks and during a call."""
         stream: Any = self.stream
         return NULL_CONTEXT if stream.is_ours or stream.is_current else stream.claimed()
 
@@ -131,12 +131,12 @@ class CudaExecutor(CapturableExecutor):
     def enqueue(
         self, plan: Plan, arguments: tuple[Argument, ...], reads: tuple[Tensor, ...], writes: tuple[Tensor, ...]
     ) -> None:
-        """Run a plan at these addresses: by its relocated graph, or by its library while there is none."""
+        """Run a plan at these addresses: by its relocated graph, or by its library if there is no graph."""
         launch = plan.launch
         if launch is None or (self.stream.external and self.captured):
             self._enqueue_by_library(plan, arguments, reads, writes)
             return
-        stream = self.stream  # `wait_for_uses`, inlined: the call took 0.1 us longer
+        stream = self.stream  # `wait_for_uses`, inlined, because the call took 0.1 us longer
         for tensor in reads:
             storage = tensor.storage
             if storage.owner is not stream and stream not in storage.readers:
@@ -151,7 +151,7 @@ class CudaExecutor(CapturableExecutor):
             self.failed(status)
 
     def enqueue_at(self, plan: Plan, arguments: tuple[Argument, ...]) -> None:
-        """`enqueue` on another library's stream and operands, whose order of uses that library keeps."""
+        """As `enqueue`, for another library's stream and operands; that library keeps the order of their uses."""
         launch = plan.launch
         if launch is None or (self.target.value and self.captured):  # nobody captures the legacy default stream
             self._enqueue_by_library(plan, arguments, (), ())
@@ -196,7 +196,7 @@ class CudaExecutor(CapturableExecutor):
                     relocation.follow(self, plan, arguments)
 
     def relocate(self, plan: Plan, arguments: tuple[Argument, ...]) -> str:
-        """Learn at once how a plan's call depends on such arguments; returns "", or why it stays with the library."""
+        """Learn at once how a plan's call depends on such arguments; returns "", or why the library still runs it."""
         with self._calls, self.device.context:
             relocation: PlanRelocation = plan.relocation or PlanRelocation(plan)
             plan.relocation = relocation
@@ -218,7 +218,7 @@ class CudaExecutor(CapturableExecutor):
         if len(self._scalars) > MAX_SCALARS:
             self._renew_scalars()
         self.launches.left -= KERNELS
-        context, mode = self.device.context, self._c_mode  # inlined: `with` blocks took 1 us longer
+        context, mode = self.device.context, self._c_mode  # inlined, because `with` blocks took 1 us longer
         if self._calling:
             mode = ctypes.byref(ctypes.c_int(RELAXED))
         else:
@@ -240,7 +240,7 @@ class CudaExecutor(CapturableExecutor):
     ) -> None:
         """Make a library call part of the graph that the caller captures; the graph keeps the memory that it uses.
 
-        Neither a recording nor a launch of ours takes place: the caller captures the library's own call.
+        Nothing is recorded or launched here: the caller captures the library's own call.
         """
         if not (plan.capture_safe or plan.is_bare):
             why = f"another for {plan.row.name}: a call that waits for the GPU, or writes memory of its own"
@@ -254,16 +254,16 @@ class CudaExecutor(CapturableExecutor):
                 storage.owner = storage.writer = self.stream
                 storage.readers = NOBODY
             order.sync_epoch += 1
-        made = (self._workspace, *self._pages, *self._zeros)
-        self.device.graphs.keep(self.stream, plan, *made, *(storage for storage in storages if storage.keep is None))
+        memory = (self._workspace, *self._pages, *self._zeros)
+        self.device.graphs.keep(self.stream, plan, *memory, *(storage for storage in storages if storage.keep is None))
         self.call(plan, arguments)
-        if [*map(id, made)] != [*map(id, (self._workspace, *self._pages, *self._zeros))]:  # the call needed others
+        if [*map(id, memory)] != [*map(id, (self._workspace, *self._pages, *self._zeros))]:  # the call allocated more
             self.device.graphs.keep(self.stream, self._workspace, *self._pages, *self._zeros)
 
     def _renew_scalars(self) -> None:
         """Start new memory for numbers; only between calls, because one call may use several.
 
-        Enqueued work still reads the old memory, recordings keep it, and a finalizer's call may use the last of it.
+        Enqueued work still reads the old memory, recordings keep it, and a finalizer's call may use its last slots.
         """
         self._outgrown, self._pages, self._slots, self._scalars = self._pages, [], [], {}
 
@@ -279,17 +279,17 @@ class CudaExecutor(CapturableExecutor):
         with self._calls, self.device.context, relaxed():
             recorder = self._recorder or self.device.stream()
             self._recorder = None  # set again if the recording succeeds
-            found = record(self.target, recorder.c_handle, self.device.recordings)
-        if found is not None:
+            result = record(self.target, recorder.c_handle, self.device.recordings)
+        if result is not None:
             self._recorder = recorder
-        return found
+        return result
 
     def record(self, plan: Plan, arguments: tuple[Argument, ...]) -> GraphExec | None:
         """Record a plan at these addresses; None if every attempt was ended by other libraries."""
         return self.record_calls([(plan, arguments)])
 
     def record_calls(self, calls: Sequence[tuple[Plan, tuple[Argument, ...]]]) -> GraphExec | None:
-        """Record calls of several plans, one after another, as one graph; None as above."""
+        """Record calls of several plans, one after another, as one graph; None as for `record`."""
         if len(self._scalars) > MAX_SCALARS:
             self._renew_scalars()
 
@@ -303,7 +303,7 @@ class CudaExecutor(CapturableExecutor):
         return graph
 
     def recorded(self, plan: Plan, arguments: tuple[Argument, ...]) -> ctypes.c_void_p | None:
-        """The graph of a plan's call at these addresses, which the caller must destroy; None as above."""
+        """The graph of a plan's call at these addresses, which the caller must destroy; None as for `record`."""
         if len(self._scalars) > MAX_SCALARS:
             self._renew_scalars()
         return self._recorded(partial(recorded, lambda: plan.enqueue(arguments)))
@@ -325,7 +325,7 @@ class CudaExecutor(CapturableExecutor):
     def versions(self) -> Versions:
         return installed
 
-    # -- what plans take from their executor ------------------------------------------------------------------------
+    # -- resources for plans --------------------------------------------------------------------------------------
     @property
     def workspace(self) -> Workspace:
         if self._workspace is None:
@@ -346,7 +346,7 @@ class CudaExecutor(CapturableExecutor):
                 if not self._slots:
                     self._pages.append(page := self.empty((SCALARS_PER_PAGE, 2), (2, 1), C128))
                     self._slots = [page.ptr + 16 * slot for slot in reversed(range(SCALARS_PER_PAGE))]
-                address = self._slots.pop()  # taken first: a finalizer may place a number during the write
+                address = self._slots.pop()  # reserved first: a finalizer may add a number during the write
                 self.write(address, value, dtype)
             self._scalars[key] = address
         return address
@@ -362,17 +362,17 @@ class CudaExecutor(CapturableExecutor):
         """The address of `nbytes` of zeros, which must not be written."""
         if not self._zeros or self._zeros[-1].nbytes < nbytes:
             with self.preparing(), self.device.context:
-                made = self.empty((nbytes,), (1,), U8)
-                driver.cuMemsetD8Async(made.ptr, 0, nbytes, self.stream.c_handle.value)
-            self._zeros.append(made)  # captured calls may still read the smaller ones
+                tensor = self.empty((nbytes,), (1,), U8)
+                driver.cuMemsetD8Async(tensor.ptr, 0, nbytes, self.stream.c_handle.value)
+            self._zeros.append(tensor)  # captured calls may still read the smaller ones
         return self._zeros[-1].ptr
 
     def clone(self, tensor: Tensor) -> Tensor:
         """A copy of a tensor in new memory, with the same strides and the same offset from a multiple of `APART`."""
         layout = tensor.layout
-        size, beside = layout.high - layout.low, (tensor.ptr + layout.low) % APART
-        storage = self.device.allocate(size + beside, self.stream)
-        ptr = storage.base + beside - layout.low
+        size, misalignment = layout.high - layout.low, (tensor.ptr + layout.low) % APART
+        storage = self.device.allocate(size + misalignment, self.stream)
+        ptr = storage.base + misalignment - layout.low
         copy = Tensor(storage, ptr, self.device.layout(layout.dtype, layout.shape, layout.strides, ptr))
         tensor.storage.use(self.stream, write=False)
         if size:

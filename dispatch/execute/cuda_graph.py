@@ -1,4 +1,4 @@
-"""Recorded calls: one run of a plan captured as a CUDA graph, whose launch costs less than the call itself.
+"""Recorded calls: one run of a plan captured as a CUDA graph, whose launch takes less time than the call itself.
 
 cuda_executor.py captures and launches them. A GraphExec contains addresses, numbers, workspace and algorithm, so it
 repeats exactly the same call; relocated_graph.py has graphs that are launched at other addresses. The capture runs on a
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["GraphExec", "capture", "instantiated", "launcher", "recorded"]
 
 OUT_OF_MEMORY, LAUNCH_OUT_OF_RESOURCES = 2, 701  # CUDA_ERROR_…
-TRIES = 3  # of a recording that other libraries end, before it is given up
-UNTOLD = -1  # the status before the call has returned it: Ctrl-C may come between the call and the assignment
+TRIES = 3  # of a recording that other libraries end
+UNTOLD = -1  # the status before it is assigned: Ctrl-C may come between the call and the assignment
 
 
 class GraphExec:
@@ -64,7 +64,7 @@ def capture(
     *,
     holds_gil: bool = False,
 ) -> GraphExec | None:
-    """Record what `enqueue()` enqueues, as a graph that is launched on the stream whose handle `target` holds now.
+    """Record the work that `enqueue()` enqueues, as a graph to launch on the stream whose handle is now in `target`.
 
     `holds_gil`: launches hold the GIL, under the conditions in cudabind.driver (BOUNDED). None if other libraries ended
     every attempt.
@@ -84,7 +84,7 @@ def instantiated(graph: ctypes.c_void_p) -> int:
 
     Raises:
         OutOfMemory: the driver had no memory for it, or too few resources while little memory was free.
-        CudaDriverError: another error of the driver's.
+        CudaDriverError: another error of the driver.
     """
     with relaxed():
         try:
@@ -92,20 +92,20 @@ def instantiated(graph: ctypes.c_void_p) -> int:
         except CudaDriverError as error:
             if error.status not in (OUT_OF_MEMORY, LAUNCH_OUT_OF_RESOURCES):
                 raise
-            from dispatch.device.shortage import free_memory  # at the first failure: `import dispatch` stays quick
+            from dispatch.device.shortage import free_memory  # only at a failure: keeps `import dispatch` fast
 
-            told = free_memory()
-            if error.status == LAUNCH_OUT_OF_RESOURCES and not told.is_short:
+            memory = free_memory()
+            if error.status == LAUNCH_OUT_OF_RESOURCES and not memory.is_short:
                 raise
-            raise OutOfMemory(f"the GPU is likely out of memory: {told}, and a graph takes some: {error}") from error
+            raise OutOfMemory(f"the GPU is likely out of memory: {memory}, and a graph takes some: {error}") from error
 
 
 def recorded(
     enqueue: Callable[[], None], target: ctypes.c_void_p, recorder: ctypes.c_void_p, recordings: Recordings
 ) -> ctypes.c_void_p | None:
-    """The graph of what `enqueue()` enqueues, which the caller must destroy.
+    """The graph of the work that `enqueue()` enqueues; the caller must destroy it.
 
-    Plans enqueue on the stream whose handle `target` holds; during the recording that is `recorder`. Other libraries
+    Plans enqueue on the stream whose handle is in `target`; during the recording that is `recorder`. Other libraries
     that synchronize the context end captures, so a lost recording is repeated; None if every attempt was lost.
     """
     for _ in range(TRIES):
@@ -120,16 +120,16 @@ def _recorded(
     enqueue: Callable[[], None], target: ctypes.c_void_p, recorder: ctypes.c_void_p
 ) -> ctypes.c_void_p | None:
     """The graph; None if another library has ended the capture. Raises the errors of `enqueue()` itself."""
-    from dispatch.execute.clean_stack import clean_stack  # at the first recording: `import dispatch` stays quick
+    from dispatch.execute.clean_stack import clean_stack  # only for recordings: keeps `import dispatch` fast
 
     graph, stream = ctypes.c_void_p(), target.value
     end = partial(driver.cuStreamEndCapture.unchecked_holding_gil, recorder, ctypes.byref(graph))
     begun, status = UNTOLD, 0
     error: CudaError | None = None
     is_whole = False
-    # Other threads and streams may do anything except synchronize the whole context. A synchronization at the very
-    # moment at which a capture begins or ends has crashed inside the driver (580, seen under a storm of them). So the
-    # GIL is held at that moment, and no Python thread can start one.
+    # Other threads and streams may do anything except synchronize the whole context. A synchronization at the moment
+    # when a capture begins or ends has crashed inside the driver (580, seen with very many of them). So the GIL is held
+    # at that moment, and no Python thread can start one.
     try:
         begun = driver.cuStreamBeginCapture.unchecked_holding_gil(recorder, RELAXED)
         if not begun:
@@ -137,7 +137,7 @@ def _recorded(
             clean_stack()
             enqueue()
             is_whole = True
-    except CudaError as raised:  # the library's own, or because its capture was ended
+    except CudaError as raised:  # an error of the library, or because its capture was ended
         error = raised
     finally:
         target.value = stream
@@ -157,6 +157,6 @@ def _recorded(
 
 
 def _pass_over(function: str, status: int) -> None:
-    """Raise the error of a status, unless it only says that a capture was ended."""
+    """Raise the error of a status, unless the status only means that a capture was ended."""
     if status not in LOST:
         raise driver.error(function, status)

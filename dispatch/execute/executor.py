@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["APART", "Executor"]
 
 MAX_PLANS = 4096  # on one executor; the oldest is dropped first
-MAX_MADE = 4096  # layouts of outputs that a device remembers; then all are dropped
+MAX_MADE = 4096  # cached layouts of outputs on a device; beyond it all are dropped
 APART = 256  # bytes: the largest alignment that a layout distinguishes
 
 
@@ -37,7 +37,7 @@ class Executor:
     """Runs requests on one stream, for one thread; `plans` is empty once the device is closed or lost."""
 
     closed = True  # until __init__ has run
-    # Set by dispatch/bind/bind.py, which knows the table: makes a request's plan; and the rows tried before its row.
+    # Set by dispatch/bind/bind.py, which knows the table: make a request's plan; list the rows tried before its row.
     bind: Callable[[Request], Plan]
     rows_before: Callable[[Request, Plan], list[Row]]
 
@@ -47,7 +47,7 @@ class Executor:
         self.device.activate()
         self.closed = False
         self.prepared = False  # whether calls were prepared here: their graphs contain addresses of this executor
-        self.handles: dict[str, Any] = {}  # of libraries, by their names
+        self.handles: dict[str, Any] = {}  # library handles, by library name
         self.at_close: list[Callable[[], None]] = []  # called by `close`, the latest first
         self.plans: dict[tuple[Any, ...], Plan] = {}
         self.calls: dict[
@@ -62,9 +62,9 @@ class Executor:
         return ANY_VERSION
 
     def plan(self, request: Request) -> Plan:
-        """The plan of a request: the one made before, or that of the first row that takes it; NoRow if none does."""
+        """The plan of a request: the cached one, or that of the first row that supports it; NoRow if none does."""
         key = (type(request), *request.key())
-        plans = self.plans  # kept: if the table changes while the plan is made, `self.plans` is another dict
+        plans = self.plans  # a local: if the table changes while the plan is made, `self.plans` is another dict
         plan = plans.get(key)
         if plan is None:
             self.check()
@@ -81,25 +81,25 @@ class Executor:
         return self.bind(request)
 
     def outputs(self, request: Request) -> Operands:
-        """New tensors for the outputs that a request leaves open."""
+        """New tensors for the outputs that a request does not provide."""
         if request.framework is not None:
-            return {name: self._of(request.framework, made) for name, made in request.unallocated().items()}
-        return {name: self.empty(*made) for name, made in request.unallocated().items()}
+            return {name: self._of(request.framework, spec) for name, spec in request.unallocated().items()}
+        return {name: self.empty(*spec) for name, spec in request.unallocated().items()}
 
-    def _of(self, home: Framework, made: tuple[tuple[int, ...], tuple[int, ...], Dtype]) -> Tensor:
-        """Memory from the library of the request's operands, or ours if that is not aligned as plans expect."""
-        tensor = home.allocate(self.device, *made)
+    def _of(self, framework: Framework, spec: tuple[tuple[int, ...], tuple[int, ...], Dtype]) -> Tensor:
+        """Memory from the library of the request's operands, or our own if that is not aligned as plans expect."""
+        tensor = framework.allocate(self.device, *spec)
         if tensor is None or not (self.device.is_host or tensor.ptr % APART == 0):
-            return self.empty(*made)
+            return self.empty(*spec)
         return tensor
 
     def empty(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: Dtype) -> Tensor:
         """An uninitialized tensor of these strides (elements), on this executor's stream."""
         device = self.device
-        known = device.made.get((shape, strides, dtype.cuda))
-        if known is None:
-            known = self._measure(shape, strides, dtype)
-        nbytes, layout = known
+        measured = device.made.get((shape, strides, dtype.cuda))
+        if measured is None:
+            measured = self._measure(shape, strides, dtype)
+        nbytes, layout = measured
         storage = device.allocate(nbytes, self.stream)
         base = storage.base
         if base % APART:
@@ -112,13 +112,13 @@ class Executor:
         if elements:
             for extent, stride in zip(shape, strides, strict=True):
                 elements += (extent - 1) * stride
-        # Tensor maps write whole 16 bytes, so there must be room for them after the last line (cutlass/staged.py).
+        # Tensor maps write whole units of 16 bytes, so one must fit after the last line (cutlass/staged.py).
         nbytes = -(-elements * dtype.bits // 128) * 16
         layout = self.device.layout(dtype, shape, strides, APART)
         if len(self.device.made) >= MAX_MADE:
             self.device.made = {}
-        found = self.device.made[shape, strides, dtype.cuda] = nbytes, layout
-        return found
+        measured = self.device.made[shape, strides, dtype.cuda] = nbytes, layout
+        return measured
 
     def check(self) -> None:
         """Raise if the executor was closed, or its device was closed or lost."""
@@ -137,15 +137,15 @@ class Executor:
             self.at_close.pop()()
 
     def lose(self) -> None:
-        """End the executor of a lost device: no library is called, for none could release anything."""
+        """End the executor of a lost device: no library is called, because none could release anything."""
         self.closed = True
-        order.sync_epoch += 1  # so that bound calls check again, and find it closed
+        order.sync_epoch += 1  # so that bound calls check again, and see that it is closed
         self.forget()
 
     def forget(self) -> None:
-        """Drop all plans; the next request selects its row anew."""
-        plans, self.plans = self.plans, {}  # a new dict, by which bound requests see that they must select anew
-        plans.clear()  # they keep the old one, and so does the frame in which a plan is being made
+        """Drop all plans; the next request selects its row again."""
+        plans, self.plans = self.plans, {}  # a new dict: bound requests compare it and then select again
+        plans.clear()  # bound requests refer to the old one, and so does a frame in which a plan is being made
         self.calls, self.patterns, self.shortcuts = {}, {}, {}  # shortcuts last: they are made of patterns
 
     def release(self) -> None:
@@ -153,7 +153,7 @@ class Executor:
         self.forget()
 
     def run_into(self, request: Request, outputs: Operands) -> None:
-        """Enqueue a request into these outputs, which it leaves open."""
+        """Enqueue a request that writes to these outputs, which it does not provide."""
         raise Closed("an executor without a device")
 
     def launch(self, graph: GraphExec, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...]) -> None:

@@ -1,4 +1,4 @@
-"""The nodes of a CUDA graph as bytes: reads what a captured call enqueues, and changes it in the executable graph.
+"""The nodes of a CUDA graph as bytes: reads the work of a captured call, and changes it in the executable graph.
 
 relocation.py compares the bytes and decides what changes. The structures are those of cuda.h, with its names:
 https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__GRAPH.html
@@ -31,13 +31,13 @@ class NotRelocatable(Exception):  # a result that is stored, not an error: hence
 
 
 class NumbersInMemory(NotRelocatable):
-    """The call reads its numbers from device memory, each from an address of its own."""
+    """The call reads its numbers from device memory, each from its own address."""
 
 
 class Node(NamedTuple):
-    """What a node enqueues: `form` must be the same at all addresses of the operands, `image` are the bytes that vary.
+    """The work of a node: `form` is the same for all addresses of the operands, `image` has the bytes that vary.
 
-    The image of a kernel is its parameters, that of a memset or a memcpy the whole structure that describes it.
+    The image of a kernel is its parameters; the image of a memset or memcpy is the whole structure that describes it.
     """
 
     kind: int
@@ -46,7 +46,7 @@ class Node(NamedTuple):
 
 
 class KernelParams(ctypes.Structure):
-    """CUDA_KERNEL_NODE_PARAMS_v2: grid, block and bytes of shared memory stand together as `launch`."""
+    """CUDA_KERNEL_NODE_PARAMS_v2: `launch` has grid, block and bytes of shared memory."""
 
     _fields_ = (
         ("func", ctypes.c_void_p),
@@ -80,7 +80,7 @@ class Nodes:
     """The nodes of a captured graph, in the order in which they were captured.
 
     `sizes` caches the offsets and sizes of kernel parameters between captures of one call, whose kernels stay loaded.
-    Raises NotRelocatable for nodes of other kinds, and if the driver does not report what is needed.
+    Raises NotRelocatable for nodes of other kinds, and if the driver does not report the required data.
     """
 
     def __init__(self, graph: ctypes.c_void_p, sizes: dict[tuple[int, int], tuple[tuple[int, int], ...]]) -> None:
@@ -125,17 +125,19 @@ class Nodes:
 
     def _places(self, func: int, kern: int) -> tuple[tuple[int, int], ...]:
         """The offset and size of each parameter of a kernel."""
-        found = self._sizes.get((func, kern))
-        if found is None:
-            ask = (driver.cuFuncGetParamInfo if func else driver.cuKernelGetParamInfo).unchecked
+        parameters = self._sizes.get((func, kern))
+        if parameters is None:
+            get_info = (driver.cuFuncGetParamInfo if func else driver.cuKernelGetParamInfo).unchecked
             handle, offset, size = ctypes.c_void_p(func or kern), ctypes.c_size_t(), ctypes.c_size_t()
             places: list[tuple[int, int]] = []
-            while not (status := ask(handle, ctypes.c_size_t(len(places)), ctypes.byref(offset), ctypes.byref(size))):
+            while not (
+                status := get_info(handle, ctypes.c_size_t(len(places)), ctypes.byref(offset), ctypes.byref(size))
+            ):
                 places.append((offset.value, size.value))
-            if status != NO_MORE:  # a parameter that is not seen would be taken to be constant
+            if status != NO_MORE:  # a parameter that is not seen would count as constant
                 raise NotRelocatable(f"the parameters of a kernel cannot be told: status {status}")
-            found = self._sizes[func, kern] = tuple(places)
-        return found
+            parameters = self._sizes[func, kern] = tuple(places)
+        return parameters
 
 
 def _told(function: str, *arguments: Any) -> None:
@@ -155,7 +157,7 @@ def _handles(graph: ctypes.c_void_p) -> tuple[int, ...]:
 
 
 def _edges(graph: ctypes.c_void_p, handles: tuple[int, ...]) -> tuple[tuple[int, int, int], ...]:
-    """The edges: (number of a node, number of a node that waits for it, edge data), sorted."""
+    """The sorted edges: (number of a node, number of a node that waits for it, edge data)."""
     if len(handles) == 1:
         return ()
     count = ctypes.c_size_t()
@@ -174,32 +176,33 @@ def _edges(graph: ctypes.c_void_p, handles: tuple[int, ...]) -> tuple[tuple[int,
 def _packed(extra: int) -> bytes:
     """The parameters of a kernel launched with one buffer; `extra` is pairs of a key and a value, ended by 0."""
     pairs = ctypes.cast(extra, ctypes.POINTER(ctypes.c_void_p))
-    found: dict[int, int] = {}
+    values: dict[int, int] = {}
     place = 0
     while key := pairs[place]:
-        found[key] = pairs[place + 1] or 0
+        values[key] = pairs[place + 1] or 0
         place += 2
-    if found.keys() != {BUFFER, SIZE}:
-        raise NotRelocatable(f"a kernel's parameters are given by the keys {sorted(found)}")
-    return ctypes.string_at(found[BUFFER], ctypes.c_size_t.from_address(found[SIZE]).value)
+    if values.keys() != {BUFFER, SIZE}:
+        raise NotRelocatable(f"a kernel's parameters are given by the keys {sorted(values)}")
+    return ctypes.string_at(values[BUFFER], ctypes.c_size_t.from_address(values[SIZE]).value)
 
 
 def _attributes(handle: ctypes.c_void_p) -> tuple[tuple[int, bytes], ...]:
-    ask, value = driver.cuGraphKernelNodeGetAttribute.unchecked, (ctypes.c_ubyte * 64)()
-    found = []
+    get_attribute, value = driver.cuGraphKernelNodeGetAttribute.unchecked, (ctypes.c_ubyte * 64)()
+    attributes = []
     for name in ATTRIBUTES:
-        if not ask(handle, name, value):  # else this kernel or this driver lacks the attribute
-            found.append((name, bytes(value)))
+        if not get_attribute(handle, name, value):  # else this kernel or this driver lacks the attribute
+            attributes.append((name, bytes(value)))
             ctypes.memset(value, 0, 64)
-    return tuple(found)
+    return tuple(attributes)
 
 
 def setter(executable: ctypes.c_void_p, handle: int, node: Node, image: int) -> tuple[Callable[[], int], Any]:
-    """A function that gives a node of an executable graph the bytes at the address `image`, from its next launch on.
+    """A function that sets the parameters of a node of an executable graph to the bytes at the address `image`.
 
-    The function returns the driver's status. The second value must be kept alive as long as the function.
+    They apply from the next launch on. The function returns the driver's status. The second value must live as long as
+    the function.
     """
-    of = ctypes.c_void_p(handle)
+    c_handle = ctypes.c_void_p(handle)
     if node.kind == KERNEL:
         func, kern, context, launch, places, _ = node.form
         params = KernelParams(func=func, launch=launch, kern=kern, ctx=context)
@@ -212,9 +215,9 @@ def setter(executable: ctypes.c_void_p, handle: int, node: Node, image: int) -> 
             params.extra = ctypes.addressof(values)
             values._size = size  # type: ignore[attr-defined]  # kept alive with `values`
         set_params = driver.cuGraphExecKernelNodeSetParams.unchecked_holding_gil
-        return partial(set_params, executable, of, ctypes.byref(params)), (params, values)
+        return partial(set_params, executable, c_handle, ctypes.byref(params)), (params, values)
     context = ctypes.c_void_p()
     driver.cuCtxGetCurrent.unchecked_holding_gil(ctypes.byref(context))
     functions = {MEMSET: driver.cuGraphExecMemsetNodeSetParams, MEMCPY: driver.cuGraphExecMemcpyNodeSetParams}
     set_params = functions[node.kind].unchecked_holding_gil
-    return partial(set_params, executable, of, ctypes.c_void_p(image), context), None
+    return partial(set_params, executable, c_handle, ctypes.c_void_p(image), context), None

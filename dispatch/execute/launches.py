@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 
 __all__ = ["Launches"]
 
-HALF = 128  # launches; with each, memory may also be allocated and freed on the same stream
-STREAMS = 16  # up to so many streams may use HALF each; with more, several share one queue of the driver
+HALF = 128  # launches; with each one, memory may also be allocated and freed on the same stream
+STREAMS = 16  # up to this number, each may use HALF; with more, several share one queue of the driver
 
 
 class Launches:
-    """The launches on one stream, which hold the GIL as long as the driver's queue certainly has room for them.
+    """The launches on one stream; they hold the GIL while the driver's queue certainly has room for them.
 
-    Threads that release the GIL for each launch compete to get it back: 16 threads launched 0.43 of what one did
+    Threads that release the GIL for each launch compete to get it back: 16 threads launched at 0.43 of the rate of one
     (H100). But a launch that blocks for room must not hold the GIL (cudabind.driver.BOUNDED). Launches block when about
     a thousand are outstanding on the streams that share one queue of the driver. `left` counts down from far fewer; at
-    0 it starts again if the GPU has passed the point at which it started last. On another library's stream the number
-    of outstanding launches is unknown, so launches there never hold the GIL. Nor do they while a profiler is active,
-    because the driver may wait for a Python callback of the profiler's own thread.
+    0 it starts again if the GPU has completed the work from before the last start. On another library's stream the
+    number of outstanding launches is unknown, so launches there never hold the GIL. No launch holds it while a profiler
+    is active, because the driver may wait for a Python callback of the profiler's own thread.
     """
 
     __slots__ = ("__weakref__", "_event", "_stream", "_target", "left")
 
-    used: ClassVar[WeakSet[Launches]] = WeakSet()  # those that have graphs to launch
-    observed: ClassVar[bool] = False  # by a profiler: no launch on any stream holds the GIL
+    used: ClassVar[WeakSet[Launches]] = WeakSet()  # the objects that have graphs to launch
+    observed: ClassVar[bool] = False  # whether a profiler is active: no launch on any stream holds the GIL
 
     def __init__(self, stream: Stream, target: ctypes.c_void_p) -> None:
         self._stream, self._target = stream, target
@@ -88,7 +88,7 @@ class Launches:
                 return False
             if driver.cuEventRecord.unchecked_holding_gil(self._event, self._target):
                 return False
-        if self.left < -HALF:  # too many were enqueued meanwhile: they must be done first
+        if self.left < -HALF:  # too many were enqueued meanwhile: wait until they are done
             self.left = 0
             return False
         self.left = self._share()
@@ -106,6 +106,6 @@ class Launches:
 
 
 def launch_on_default(context: AbstractContextManager[None], launch: Callable[[], int]) -> int:
-    """Launch on a default stream, whose handle means the executor's stream only in its device's context."""
+    """Launch on a default stream, whose handle refers to the executor's stream only in its device's context."""
     with context:
         return launch()

@@ -1,6 +1,6 @@
-"""Learner: captures a plan's call at various addresses until it is known how its parameters depend on the operands.
+"""Learner: captures a plan's call at various addresses and determines how its parameters depend on the operands.
 
-Each step is one capture at made-up addresses, drawn at random; the last one is at the addresses of a real call.
+Each step is one capture at random addresses; the last one is at the addresses of a real call.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 __all__ = ["Learner", "nodes_of"]
 
 MAX_WORDS = 1024  # entries of `_words`; the oldest is dropped first
-SETTLING = 2  # recordings after one that has failed
-LOST = 3  # recordings ended by other libraries, before learning is given up
+SETTLING = 2  # recordings after a failed one
+LOST = 3  # recordings ended by other libraries before learning is given up
 
-_words: dict[tuple[Any, ...], tuple[Word, ...]] = {}  # learnt words by kernels; each plan still has to prove them
+_words: dict[tuple[Any, ...], tuple[Word, ...]] = {}  # learnt words by kernels; each plan still verifies them
 
 
 class Learner:
@@ -40,7 +40,7 @@ class Learner:
         self._captures: list[Nodes] = []
         self._words: tuple[Word, ...] | None = None
         self._is_compiled = False
-        self._knows = True  # whether words that other plans have learnt for the same kernels are still to be tried
+        self._knows = True  # whether words of other plans with the same kernels have not been tried yet
         self._sizes: dict[tuple[int, int], tuple[tuple[int, int], ...]] = {}
         self._rng = Random()
         self._lost = 0
@@ -78,22 +78,22 @@ class Learner:
 
     @property
     def _kernels(self) -> tuple[Any, ...]:
-        """The key of `_words`: plans with the same kernels, whatever their grids, are likely to have the same words."""
+        """The key of `_words`: plans with the same kernels, even with other grids, likely have the same words."""
         return self._form, *((n.kind, *n.form[:2], n.form[4:5], len(n.image)) for n in self._captures[0].nodes)
 
     def _recall(self) -> None:
-        """Reuse the words of another plan with the same kernels, if they predict the two captures made so far.
+        """Reuse the words of another plan with the same kernels, if they predict the first two captures.
 
-        The first capture gives the bytes that are the same at all addresses. `_made` then checks a third capture, at
+        The first capture has the bytes that are the same at all addresses. Then `_made` checks a third capture, at
         real addresses.
         """
         words, self._knows = _words.get(self._kernels), False
         if words is None:
             return
         first = self._captures[0].nodes
-        for capture, given in zip(self._captures, self._arguments, strict=True):
+        for capture, arguments in zip(self._captures, self._arguments, strict=True):
             alike = [(node.kind, node.form) for node in capture.nodes] == [(node.kind, node.form) for node in first]
-            if not alike or [node.image for node in capture.nodes] != images(first, words, given):
+            if not alike or [node.image for node in capture.nodes] != images(first, words, arguments):
                 return
         self._words = words
 
@@ -102,7 +102,7 @@ class Learner:
         numbers = executor.numbers_in_memory
         try:
             captured = nodes_of(executor, plan, drawn, self._sizes)
-        except BaseException:  # Ctrl-C, too, may have come after a copy that was refused
+        except BaseException:  # Ctrl-C, too, may follow a refused copy
             settle(executor, plan, arguments)
             raise
         if executor.numbers_in_memory != numbers and self._form.free:
@@ -124,12 +124,12 @@ class Learner:
     def _made(
         self, executor: Recorder, plan: Plan, arguments: tuple[Argument, ...], words: tuple[Word, ...]
     ) -> RelocatedGraph | None:
-        """The graph, from one more capture at the addresses of a real call, which must be as predicted, too."""
+        """The graph, from one more capture at the addresses of a real call, which must match the prediction, too."""
         graph = executor.recorded(plan, arguments)
         if graph is None:
             self._note_lost()
             return None
-        executable = Executable(graph)  # destroys the graph, whatever happens
+        executable = Executable(graph)  # destroys the graph in any case
         nodes = Nodes(graph, self._sizes)
         first = self._captures[0]
         predicted = images(first.nodes, words, arguments)
@@ -137,17 +137,17 @@ class Learner:
         if not alike or nodes.edges != first.edges or [node.image for node in nodes.nodes] != predicted:
             raise NotRelocatable("the call at real addresses is not what those at made-up ones predict")
         executable.handle.value = instantiated(graph)
-        made = RelocatedGraph(executable, nodes, words, self._form, executor.launcher, executor.lasting())
-        if not made.fits(arguments):  # else it would be learnt again and again
+        relocated = RelocatedGraph(executable, nodes, words, self._form, executor.launcher, executor.lasting())
+        if not relocated.fits(arguments):  # else it would be learnt again and again
             raise NotRelocatable(f"its graph does not take the arguments that it was made for: {arguments}")
-        return made
+        return relocated
 
 
 def settle(executor: Recorder, plan: Plan, arguments: tuple[Argument, ...]) -> None:
     """Record and discard a call at real addresses, to absorb an error that a library reports one call late.
 
-    cuDNN's backward pass of some recurrent networks copies from its operands. At made-up addresses the driver refuses
-    the copy, which ends the capture; the pass reports success, and cuDNN's next call, of any plan, fails by
+    cuDNN's backward pass of some recurrent networks copies from its operands. At random addresses the driver refuses
+    the copy, which ends the capture; the pass reports success, and cuDNN's next call, of any plan, fails because of
     cudaGetLastError (9.19, on an H200).
     """
     for _ in range(SETTLING):

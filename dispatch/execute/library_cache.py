@@ -1,7 +1,7 @@
 """Cache files that a library writes and reads itself, such as the kernels that it has compiled.
 
-Libraries do not document what they do with a damaged file. So the bytes are stored in a file of ours, after a line with
-what they are for and their digest, and the library reads a verified copy. Nothing here knows a library.
+Libraries do not document how they handle a damaged file. So dispatch stores the bytes in its own file, after a line
+with their purpose and digest, and the library reads a verified copy. Nothing here depends on a certain library.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["PATTERN", "LibraryCache", "Stored"]
 
 FORMAT = 1
 PATTERN = "library-*.cache*"  # including temporary files left by a process that was killed
-HEADER = 4096  # bytes; the longest first line
+HEADER = 4096  # the maximum length of the first line in bytes
 
 
 class Stored(NamedTuple):
@@ -40,9 +40,9 @@ class Stored(NamedTuple):
 
     @classmethod
     def unpack(cls, packed: bytes) -> Stored | None:
-        """The content of a file's bytes; None if they are damaged or of another format."""
-        line, found, data = packed.partition(b"\n")
-        if not found or len(line) > HEADER:
+        """The content of a file's bytes; None if they are damaged or have another format."""
+        line, newline, data = packed.partition(b"\n")
+        if not newline or len(line) > HEADER:
             return None
         try:
             facts: dict[str, Any] = json.loads(line)
@@ -76,14 +76,14 @@ class LibraryCache:
         self._last: bytes | None = None  # the digest of the bytes last read or written here
 
     def load(self, read: Callable[[bytes], None]) -> bool:
-        """Call `read(path)` with a file of what is stored; returns whether something was stored and read."""
+        """Call `read(path)` with a file of the stored bytes; returns whether there were any and they were read."""
         with self._lock:
             return self._load(read)
 
     def save(self, write: Callable[[bytes], None], merge: Callable[[bytes], None] | None = None) -> bool:
-        """Call `write(path)` to make the library write its cache, and store that; returns whether it is stored now.
+        """Call `write(path)` to make the library write its cache, and store the result; returns whether it is stored.
 
-        Before that `merge`, if given, reads what other processes have stored since, as `read` does in `load`.
+        If given, `merge` is called first: it reads bytes that other processes have stored since, like `read` in `load`.
         """
         with self._lock:
             try:
@@ -108,7 +108,7 @@ class LibraryCache:
         try:
             stored = Stored.unpack(private.read(self.path))
         except OSError:
-            return False  # absent, or another user's
+            return False  # missing, or another user's
         if stored is None or stored._replace(data=b"") != self._empty:
             log("not read", {"path": str(self.path), "cause": "it is damaged, and is written anew"})
             return False
@@ -127,7 +127,7 @@ class LibraryCache:
 
     @contextlib.contextmanager
     def _file(self) -> Iterator[Path]:
-        """A private, empty temporary file beside the cache, for the duration of the block."""
+        """A private, empty temporary file in the folder of the cache, for the duration of the block."""
         private.own_folder(self.path.parent)
         handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=self.path.name)  # of mode 0600
         os.close(handle)

@@ -1,8 +1,9 @@
-"""PlanRelocation: when a plan's call is learnt, compared with the library's, and given up.
+"""PlanRelocation: decides when a plan's call is learnt, compared with the library's call, and given up.
 
 Until it is learnt, the library's own call runs the plan. Learning takes one step at a time, each after a library call,
-so that no call waits for all of it. A step is one capture at made-up addresses; what the first captures teach must
-predict the others, and one at the addresses of a real call. Later calls are compared with the library's now and then.
+so that no call waits for all steps. A step is one capture at random addresses. The words found in the first captures
+must predict the other captures, and one at the addresses of a real call. Later calls are sometimes compared with the
+library's call.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ if TYPE_CHECKING:
 
 __all__ = ["AGAIN", "PlanRelocation"]
 
-# Calls of the library before the first step. To learn takes 1 to 2 ms of an H100's host, as much as 120 to 250 launches
-# save: who has called so often is likely to go on. With 48, streams of changing shapes lost 5% by it.
+# Calls of the library before the first step. Learning takes 1 to 2 ms on an H100's host, as much as 120 to 250 launches
+# save: a plan that was called so often is likely to be called again. With 48, streams of changing shapes lost 5%.
 FIRST = 160
 EVERY = 8  # calls between two steps; a step takes as long as five to fifty calls
 AGAIN = 3  # the call after which an idle worker may learn the plan
-MOST_FORMS = 4  # of one plan; a form is which operands coincide and which numbers are 0 or 1
+MOST_FORMS = 4  # of one plan; a form says which operands coincide and which numbers are 0 or 1
 BACK_OFF = 1 << 16
 NOT_SAFE = "its call cannot be captured"
 NEVER = sys.maxsize
 
 
 class PlanRelocation:
-    """What is known about relocating a plan's call; `why` says why it is not, or not yet, launched as a graph.
+    """The state of relocating a plan's call; `why` is the reason why it is not, or not yet, launched as a graph.
 
     `calls` counts the library's calls; the next step of learning follows the call with the number `due`.
     """
@@ -46,14 +47,14 @@ class PlanRelocation:
         self.graphs: list[RelocatedGraph] = []
         self.refused: dict[Form | None, str] = {} if plan.capture_safe else {None: NOT_SAFE}
         self._learners: dict[Form, Learner] = {}
-        self._whole: set[Form] = set()  # forms whose call seems to take only whole numbers
+        self._whole: set[Form] = set()  # forms whose call seems to support only integers
         self._exact: set[Form] = set()  # forms whose call reads its numbers from device memory
         self.calls, self.due, self._every = 1, FIRST if plan.capture_safe else NEVER, EVERY
         self._is_learning = False
 
     @property
     def why(self) -> str:
-        """Why the library is called: "" where a graph is launched instead."""
+        """The reason why the library is called; "" if a graph is launched instead."""
         if self.graphs:
             return ""
         return next(iter(self.refused.values()), "it has not been called often enough")
@@ -68,11 +69,11 @@ class PlanRelocation:
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing is learnt any more."""
+        """Whether learning has ended."""
         return None in self.refused or len(self.graphs) + len(self.refused) >= MOST_FORMS
 
     def other(self, plan: Plan, arguments: tuple[Argument, ...]) -> int:
-        """Launch the graph of another form than the latest one's; returns the status, or MISFIT if no graph fits."""
+        """Launch the graph of a form other than the latest one; returns the status, or MISFIT if no graph fits."""
         for graph in self.graphs[1:]:
             status = graph.launch(arguments)
             if status != MISFIT:
@@ -101,7 +102,7 @@ class PlanRelocation:
             self._is_learning = False
 
     def learn_now(self, executor: Recorder, plan: Plan, arguments: tuple[Argument, ...]) -> str:
-        """Take all steps at once; returns "" if a graph fits these arguments then, else the reason why none does."""
+        """Take all steps at once; returns "" if a graph then fits these arguments, else the reason why none does."""
         if self._is_learning:  # a finalizer's call, inside a step
             return "it is being learnt"
         self._is_learning = True
@@ -154,7 +155,7 @@ class PlanRelocation:
             return
         learner = self._learners.get(form)
         if learner is not None and not learner.takes(arguments):
-            self._every = min(2 * self._every, BACK_OFF)  # an exact form, and the numbers are others this time
+            self._every = min(2 * self._every, BACK_OFF)  # an exact form, and the numbers differ this time
             learner = None
         if learner is None:
             learner = self._learners[form] = self._learner(form, arguments)
@@ -166,7 +167,7 @@ class PlanRelocation:
             self._refuse(plan, form, str(why))
             executor.relocations.refused += 1
             return
-        except Exception as error:  # noqa: BLE001  # a library's, at made-up addresses; a real fault will recur
+        except Exception as error:  # noqa: BLE001  # a library's error, at random addresses; a real fault will recur
             if self._tries_other_numbers(form, arguments, error):
                 return
             self._refuse(plan, form, f"{type(error).__name__}: {error}")
@@ -178,15 +179,15 @@ class PlanRelocation:
             executor.relocations.add(plan, graph)
 
     def _learner(self, form: Form, arguments: tuple[Argument, ...]) -> Learner:
-        """A learner that draws any numbers; or only whole ones for whole ones, or none, if that has failed before."""
-        from dispatch.execute.learner import Learner  # for the first plan that learns: `import dispatch` stays quick
+        """A learner that draws any numbers; or only integers for integers, or none, if that has failed before."""
+        from dispatch.execute.learner import Learner  # here, for a fast `import dispatch`
 
         is_whole = form in self._whole
         is_exact = form in self._exact or (is_whole and not Form.of(arguments, whole=True).whole)
         return Learner(arguments, exact=is_exact, whole=is_whole and not is_exact)
 
     def _tries_other_numbers(self, form: Form, arguments: tuple[Argument, ...], error: Exception) -> bool:
-        """After an error with random numbers: whether learning goes on with whole numbers only, or with none."""
+        """After an error with random numbers: whether learning continues with integers only, or with none."""
         if not self._learners[form].draws_numbers:
             return False
         if not isinstance(error, NumbersInMemory) and form not in self._whole and Form.of(arguments, whole=True).whole:
@@ -199,10 +200,10 @@ class PlanRelocation:
         return True
 
     def _compare(self, executor: Recorder, plan: Plan, graph: RelocatedGraph, arguments: tuple[Argument, ...]) -> None:
-        """Compare the graph with what the library enqueues; if they differ, the library runs the plan for good."""
+        """Compare the graph with the library's call; if they differ, the library runs the plan from now on."""
         try:
             why = self._difference(executor, plan, graph, arguments)
-        except Exception as error:  # noqa: BLE001  # as in a step; the call itself was made, a real fault will recur
+        except Exception as error:  # noqa: BLE001  # as in a step; the call itself has run, and a real fault will recur
             why = f"a later call of the library cannot be compared: {error}"
         if not why:
             return
@@ -215,14 +216,16 @@ class PlanRelocation:
 
         log("not relocated", {"row": plan.row.name, "cause": why})
 
-    def _difference(self, executor: Recorder, plan: Plan, graph: RelocatedGraph, given: tuple[Argument, ...]) -> str:
-        """Why the graph no longer matches the library's call; "" if it does, or was dropped to be learnt again."""
+    def _difference(
+        self, executor: Recorder, plan: Plan, graph: RelocatedGraph, arguments: tuple[Argument, ...]
+    ) -> str:
+        """Why the graph no longer matches the library's call; "" if it matches, or was dropped to be learnt again."""
         if graph.counts.status:
             return f"its graph takes no other parameters: status {graph.counts.status}"
         from dispatch.execute.learner import nodes_of
 
-        captured = nodes_of(executor, plan, given, {})
-        written = b"" if captured is None else graph.write(given)
+        captured = nodes_of(executor, plan, arguments, {})
+        written = b"" if captured is None else graph.write(arguments)
         if captured is None or not written:
             return ""
         predicted = graph.images(written)

@@ -1,7 +1,7 @@
-"""Cache files that only this user can have written: libraries and GPUs will run what is in them.
+"""Cache files that only this user can have written, because libraries and GPUs execute their content.
 
 The caches of algorithms and of compiled kernels use it. A file or folder that belongs to another user, that another
-user may write to, or that cannot be read, counts as absent. Nothing here knows what the files are for.
+user may write to, or that cannot be read, counts as missing. Nothing here depends on the purpose of the files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["cache_folder", "locked", "own_folder", "read", "write"]
 
-LARGEST = 1 << 28  # bytes of a file that is read
+LARGEST = 1 << 28  # the largest size in bytes of a file that is read
 OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -28,9 +28,9 @@ def cache_folder() -> Path:
 
     For a user without a home it is a folder with the user's id in the system's folder for temporary files.
     """
-    named = os.environ.get("CUDABIND_CACHE")
-    if named:
-        return Path(named)
+    configured = os.environ.get("CUDABIND_CACHE")
+    if configured:
+        return Path(configured)
     base = os.environ.get("XDG_CACHE_HOME")
     if base:
         return Path(base) / "cudabind"
@@ -41,7 +41,7 @@ def cache_folder() -> Path:
 
 
 def is_own(facts: os.stat_result) -> bool:
-    """Whether a file or folder is this user's and no one else may write to it."""
+    """Whether a file or folder belongs to this user and nobody else may write to it."""
     return facts.st_uid == os.getuid() and not facts.st_mode & OTHERS
 
 
@@ -51,7 +51,7 @@ def own_folder(path: Path) -> None:
     facts = path.stat()
     if facts.st_uid != os.getuid():
         raise PermissionError(f"{path} belongs to another user: name a folder of your own with CUDABIND_CACHE")
-    if not is_own(facts):  # made as a parent of another, where the user's umask lets a group write
+    if not is_own(facts):  # created as a parent folder, with a umask that lets a group write
         path.chmod(stat.S_IMODE(facts.st_mode) & ~OTHERS)
 
 
@@ -59,7 +59,7 @@ def read(path: Path) -> bytes:
     """The content of a file of this user in a folder of this user; OSError for any other file."""
     if not is_own(path.parent.stat()):
         raise PermissionError(f"{path.parent} belongs to others, or they may write to it")
-    # Neither a link, which may lead to another user's file, nor a pipe, on which reading would block.
+    # Refuse links, which may lead to another user's file, and do not block on a pipe.
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(handle, "rb") as file:
         facts = os.fstat(handle)
@@ -83,7 +83,7 @@ def write(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """A block that only one process at a time can be in, for one folder; without effect if there are no file locks.
+    """A block that only one process at a time can enter, for one folder; without effect if there are no file locks.
 
     The folder itself is locked, so no lock file is left behind, and a process that is killed releases the lock.
     """
@@ -96,13 +96,13 @@ def locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_UN)  # a process that was forked meanwhile may have the descriptor, too
+            fcntl.flock(handle, fcntl.LOCK_UN)  # a process forked meanwhile may have the descriptor, too
         _locking.discard(handle)
         os.close(handle)
 
 
 def _after_fork() -> None:
-    """In a forked process: drop the parent's locks, for which the child would wait for ever."""
+    """In a forked process: drop the parent's locks; else the child would wait for them forever."""
     for handle in list(_locking):
         with contextlib.suppress(OSError):
             os.close(handle)

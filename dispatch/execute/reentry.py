@@ -1,7 +1,7 @@
 """Refuses reentrant calls of a plan: by a finalizer or a signal handler that runs inside a call of the same plan.
 
-A plan stores the addresses of a call in its own memory until the library has read them. A call from inside would make
-the library read a mixture of both.
+A plan stores the addresses of a call in its own memory until the library has read them. With a nested call the library
+would read a mixture of both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["refuse_reentry"]
 def refuse_reentry(plan: Plan, code: CodeType) -> None:
     """WorkerFailed if the function `code` is running with this plan further up this thread's stack.
 
-    The stack decides, because Ctrl-C may have left a finished call in the executor's set of running ones.
+    It checks the stack, because Ctrl-C may have left a finished call in the executor's set of running calls.
     """
     frame = sys._getframe(2)
     while frame is not None:

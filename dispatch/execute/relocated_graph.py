@@ -1,10 +1,10 @@
-"""RelocatedGraph: one executable graph of a plan, launched at any addresses by rewriting its parameters first.
+"""RelocatedGraph: one executable graph of a plan, launched at any addresses after its parameters are rewritten.
 
-relocation.py determines what is written, plan_relocation.py makes the graph. Launches that are enqueued already keep
+relocation.py determines what is written, plan_relocation.py makes the graph. Launches that are already enqueued keep
 the parameters that they were enqueued with.
 
-A graph of one kernel is faster than launching the kernel: to set its node and launch the graph takes 2.4 us of an
-H200's host, of which the launch 1.7; `cuLaunchKernelEx` of the same kernel with the same bytes takes 3.5 to 4.1.
+A graph of one kernel is faster than launching the kernel. Setting its node and launching the graph takes 2.4 us on an
+H200's host, 1.7 us of it for the launch; `cuLaunchKernelEx` of the same kernel with the same bytes takes 3.5 to 4.1 us.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ SIZES = {"Q": 8, "d": 8, "I": 4, "i": 4, "f": 4, "e": 2}  # bytes of a word, by 
 
 
 class Executable:
-    """Owns a captured graph and, once that is made, its executable graph; counts the launches."""
+    """Owns a captured graph and, after instantiation, its executable graph; counts the launches."""
 
     __slots__ = ("_end", "begun", "graph", "handle", "status", "until_check")
 
     def __init__(self, graph: ctypes.c_void_p, handle: int | None = None) -> None:
         self.graph, self.handle = graph, ctypes.c_void_p(handle)
         self._end = driver.cuGraphExecDestroy.unchecked, driver.cuGraphDestroy.unchecked
-        self.status = 0  # the driver's, if a node refused other parameters
-        self.begun = self.until_check = FIRST_CHECK  # launches until the next comparison: at its start, and now
+        self.status = 0  # of the driver, if a node refused other parameters
+        self.begun = self.until_check = FIRST_CHECK  # launches to the next comparison: initial, left
 
     @property
     def launches(self) -> int:
@@ -78,8 +78,8 @@ class Executable:
             dispose(_destroy, (*self._end, self.handle, self.graph))
 
 
-def _destroy(given: tuple[Any, Any, ctypes.c_void_p, ctypes.c_void_p]) -> None:
-    end_executable, end_graph, executable, graph = given
+def _destroy(handles: tuple[Any, Any, ctypes.c_void_p, ctypes.c_void_p]) -> None:
+    end_executable, end_graph, executable, graph = handles
     with relaxed():  # the driver frees a graph that is still running once it is done
         if executable.value is not None:
             end_executable(executable)
@@ -91,8 +91,8 @@ class RelocatedGraph:
 
     `launch(arguments)` returns the driver's status, or MISFIT. Guarantees: a launch has the parameters of its own
     arguments; a finalizer or signal handler that runs meanwhile and calls the same graph gets MISFIT. `until_check`
-    counts down the launches at other addresses than the one before; at 0 they return MISFIT until the call has been
-    compared with the library's.
+    counts down the launches with other addresses than the previous launch; at 0 they return MISFIT until the call has
+    been compared with the library's.
     """
 
     __slots__ = (
@@ -111,7 +111,7 @@ class RelocatedGraph:
     )
 
     launch: Callable[[tuple[Argument, ...]], int]
-    fits: Callable[[tuple[Argument, ...]], bool]  # whether arguments are of its form
+    fits: Callable[[tuple[Argument, ...]], bool]  # whether arguments have its form
     # Writes the parameters for some arguments into the images, without setting nodes, and returns all; b"" if in use.
     write: Callable[[tuple[Argument, ...]], bytes]
 
@@ -124,21 +124,21 @@ class RelocatedGraph:
         launch: Callable[[ctypes.c_void_p, int], Callable[[], int]],
         keep: Any = None,
     ) -> None:
-        """`launch(handle, nodes)` returns the function that launches the graph; `keep` has the memory that it uses."""
+        """`launch(handle, nodes)` returns the function that launches the graph; `keep` has its memory."""
         self.counts, self.nodes, self.words, self.form = executable, nodes.nodes, tuple(words), form
         self._places, self.edges = _places(self.nodes), nodes.edges
         spans = zip(self.nodes, pairwise(self._places), strict=True)
-        whole = b"".join(node.image.ljust(end - start, b"\0") for node, (start, end) in spans)
-        self._buffer = (ctypes.c_char * max(len(whole), ALIGNED)).from_buffer_copy(whole.ljust(ALIGNED, b"\0"))
+        contents = b"".join(node.image.ljust(end - start, b"\0") for node, (start, end) in spans)
+        self._buffer = (ctypes.c_char * max(len(contents), ALIGNED)).from_buffer_copy(contents.ljust(ALIGNED, b"\0"))
         raw = memoryview(self._buffer).cast("B")
         changed, base = sorted({word.node for word in self.words}), ctypes.addressof(self._buffer)
-        made = [setter(executable.handle, nodes.handles[n], self.nodes[n], base + self._places[n]) for n in changed]
-        self._keep = keep, tuple(kept for _, kept in made)
+        setters = [setter(executable.handle, nodes.handles[n], self.nodes[n], base + self._places[n]) for n in changed]
+        self._keep = keep, tuple(kept for _, kept in setters)
         # The generated code of `_quiet` inlines `relaxed()`, with this int as the mode; `busy` excludes nested use.
         before = ctypes.c_int(RELAXED)
         scope: dict[str, Any] = {
             **{f"fixed_{place}": number for place, number in enumerate(form.fixed)},
-            **{f"put_{n}": put for n, (put, _) in zip(changed, made, strict=True)},
+            **{f"put_{n}": put for n, (put, _) in zip(changed, setters, strict=True)},
             "raw": raw,
             "Qs": raw.cast("Q"),
             "ds": raw.cast("d"),
@@ -173,7 +173,7 @@ class RelocatedGraph:
 
     @property
     def kept(self) -> Any:
-        """The `keep` that it was made with."""
+        """The `keep` that was passed to the constructor."""
         return self._keep[0]
 
     @property
@@ -246,13 +246,13 @@ def _places(nodes: Sequence[Node]) -> tuple[int, ...]:
 
 
 def code_of(nodes: Sequence[Node], words: tuple[Word, ...], form: Form) -> Any:
-    """The code of a relocated graph; compiling it takes a millisecond or two, once for each form."""
+    """The code of a relocated graph; compiling it takes one to two milliseconds, once for each form."""
     return _code(words, form, _places(nodes), all(nodes[word.node].kind == KERNEL for word in words))
 
 
 @lru_cache(1024)
 def _code(words: tuple[Word, ...], form: Form, places: tuple[int, ...], kernels: bool) -> Any:
-    """The generated code of `launch`, `fits` and `write`, without loops, which took 1.2 us more.
+    """The generated code of `launch`, `fits` and `write`; it has no loops, which took 1.2 us more.
 
     Only words whose arguments have changed since the last launch are written, and only nodes with such words are set.
     Plans with the same kernel have the same words, and so share the code.
@@ -262,12 +262,12 @@ def _code(words: tuple[Word, ...], form: Form, places: tuple[int, ...], kernels:
     setting: list[str] = []
     nodes = sorted({word.node for word in words})
     for node in nodes:
-        own = [word for word in words if word.node == node]
-        following = sorted({word.argument for word in own})
+        node_words = [word for word in words if word.node == node]
+        following = sorted({word.argument for word in node_words})
         lines = []
         for place in following:
             lines.append(f"if {_differs(form, place)}:")
-            lines += [f"    {_statement(word, form, places)}" for word in own if word.argument == place]
+            lines += [f"    {_statement(word, form, places)}" for word in node_words if word.argument == place]
         writing += lines
         lines += [f"status = put_{node}()", "if status: raise NotSet(status)"]
         if len(nodes) > 1:
@@ -291,8 +291,8 @@ def _code(words: tuple[Word, ...], form: Form, places: tuple[int, ...], kernels:
 def _quiet(setting: list[str]) -> list[str]:
     """The same lines in the relaxed capture mode, so that they cannot end another thread's capture.
 
-    Setting a kernel node ended no capture in any mode (driver 580), so kernels go without, which saves 0.3 us a launch.
-    For memset and memcpy nodes, whose addresses the driver inspects, this is not documented.
+    Setting a kernel node ended no capture in any mode (driver 580), so kernels do not need it, which saves 0.3 us a
+    launch. For memset and memcpy nodes, whose addresses the driver inspects, this is not documented.
     """
     return [
         "try:",
@@ -305,7 +305,7 @@ def _quiet(setting: list[str]) -> list[str]:
 
 
 def _misfits(form: Form) -> list[str]:
-    """Conditions, as code, that arguments have another form; the cheapest first."""
+    """Conditions, as code, that are true for arguments of another form; the cheapest first."""
     tests = [f"x{place}" for place, number in enumerate(form.fixed) if number == 0 and form.kinds[place] is int]
     for place, (kind, number) in enumerate(zip(form.kinds, form.fixed, strict=True)):
         if kind is CallNumber:
@@ -332,26 +332,26 @@ def _misfits(form: Form) -> list[str]:
 
 
 def _other_zeros(form: Form, name: str) -> list[str]:
-    """Conditions, as code, that numbers equal the fixed ones without being the same: 0.0 equals -0.0."""
+    """Conditions, as code, that numbers equal the fixed ones without being identical: 0.0 equals -0.0."""
     tests = []
     for place, (kind, number) in enumerate(zip(form.kinds, form.fixed, strict=True)):
-        given = name.format(place)
+        variable = name.format(place)
         if kind is float and number == 0:
             sign = ">" if math.copysign(1, number.real) < 0 else "<"
-            tests.append(f"{given} is not fixed_{place} and copysign(1.0, {given}) {sign} 0")
+            tests.append(f"{variable} is not fixed_{place} and copysign(1.0, {variable}) {sign} 0")
         elif kind is complex and number is not None:
-            tests.append(f"repr(complex({given})) != {repr(complex(number))!r}")
+            tests.append(f"repr(complex({variable})) != {repr(complex(number))!r}")
     return tests
 
 
 def _other_numbers(form: Form) -> list[str]:
-    """Conditions, as code, that numbers equal those of the last launch without being the same."""
+    """Conditions, as code, that numbers equal those of the last launch without being identical."""
     free = [place for place in form.free if form.kinds[place] is complex]
     return _other_zeros(form, "arguments[{}]") + [f"repr(arguments[{n}]) != repr(at[{n}])" for n in free]
 
 
 def _differs(form: Form, place: int) -> str:
-    """The condition, as code, that an argument is not the last launch's; in a complex one -0.0 differs from 0.0."""
+    """The condition, as code, that an argument differs from the last launch; in a complex one -0.0 differs from 0.0."""
     x, y = f"x{place}", f"y{place}"
     return f"repr({x}) != repr({y})" if form.kinds[place] is complex else f"{x} != {y}"
 

@@ -1,11 +1,11 @@
-"""Finds which bytes of a captured call depend on its operands, from captures at made-up addresses.
+"""Finds the bytes of a captured call that depend on its operands, from captures at random addresses.
 
 A capture reads no memory, so a plan can be captured at any addresses of the right alignment. Between such captures, the
 parameters of the enqueued kernels differ in words that are an operand's address plus a constant (also inside tensor
-maps), or a number that was passed by value, or grow by a fixed step with the number of the call. `learn` finds these
-words in some captures, and returns them only if they predict further captures to the last byte; otherwise the plan
-stays with the library's own call. relocated_graph.py launches with the words, plan_relocation.py decides when to learn.
-This module calls neither a library nor the driver.
+maps), or a number passed by value, or that grow by a fixed step with the number of the call. `learn` finds these
+words in some captures, and returns them only if they predict every byte of further captures; otherwise the library's
+own call runs the plan. relocated_graph.py launches with the words, plan_relocation.py decides when to learn. This
+module calls neither a library nor the driver.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 
 __all__ = ["COMPLEX", "LEARNT", "PROVING", "SPECIAL", "Form", "Word", "images", "learn", "narrowed", "random_arguments"]
 
-LEARNT = 3  # captures from which words are found
+LEARNT = 3  # captures in which words are found
 PROVING = 2  # further captures that the words must predict, at least
 MOST_ALIGNED = 256  # bytes: the largest alignment that a layout guarantees
-LOWEST, HIGHEST = 1 << 33, 1 << 46  # made-up addresses
+LOWEST, HIGHEST = 1 << 33, 1 << 46  # the range of random addresses
 NEAR = 1 << 32  # bytes: in some captures all operands lie within this, as differences in 32 bits would require
 SPANS = (HIGHEST - LOWEST, NEAR, NEAR, HIGHEST - LOWEST)  # of the addresses of the captures, in turn
-SPECIAL = (0.0, 1.0)  # numbers for which libraries take other paths
+SPECIAL = (0.0, 1.0)  # numbers for which libraries use other code paths
 COMPLEX = (complex, np.complexfloating)  # np.complex64 is no subclass of complex
-NEXT = 2  # the index of the made-up call whose number follows that of the one before
-MOST_CALLS = 1 << 32  # calls with the number 0, or from this one on, are made by the library
-MOST_WHOLE = 1 << 11  # smaller whole numbers are exact in every format, f16 included
+NEXT = 2  # index of the captured call whose number is the successor of the previous one
+MOST_CALLS = 1 << 32  # the library runs calls with the number 0, or this number and above
+MOST_WHOLE = 1 << 11  # smaller integers are exact in every format, including f16
 ADDRESS, LOW, REAL, IMAGINARY, WHOLE, NARROWED, NUMBER = range(7)
 WRAP, HALF = 1 << 64, 1 << 32
 
@@ -51,7 +51,7 @@ class Word(NamedTuple):
     offset: int
     code: str
     argument: int
-    part: int  # which part of the argument: the address, its low 32 bits, a part of a number, the number of the call
+    part: int  # the part of the argument: the address, its low 32 bits, a part of a number, the number of the call
     step: int = 0  # the constant that is added
     growth: int = 0  # the factor of the number of the call
 
@@ -69,7 +69,7 @@ class Word(NamedTuple):
         number = argument.imag if self.part == IMAGINARY else argument.real
         if self.part == NARROWED:
             return narrowed(number)
-        return ctypes.c_float(number).value if self.code == "f" else number  # infinity where it is too large
+        return ctypes.c_float(number).value if self.code == "f" else number  # infinity if it is too large
 
 
 def narrowed(number: float) -> float:
@@ -78,13 +78,13 @@ def narrowed(number: float) -> float:
 
 
 class Form(NamedTuple):
-    """What arguments must have in common to share a relocated graph: which operands are present, and which coincide.
+    """The properties that arguments share if they share a relocated graph: operands that are present or coincide.
 
     `kinds` has int for an address, float or complex for a number, CallNumber for the number of the call. `fixed` has
     None for an address and for a number that may vary, else the number, or 0 for an absent operand. `same` has the
-    position of the first operand with the same address. `zeros` has the text of fixed numbers that other numbers equal,
-    as 0.0 and -0.0. `whole` has the positions of numbers that may vary among small whole ones, for a call that takes no
-    fractions.
+    position of the first operand with the same address. `zeros` has the text of fixed numbers that are equal to others
+    with another text, such as 0.0 and -0.0. `whole` has the positions of numbers that may vary among small integers,
+    for a call that supports no fractions.
     """
 
     kinds: tuple[type, ...]
@@ -97,7 +97,7 @@ class Form(NamedTuple):
     def of(cls, arguments: Sequence[Argument], *, exact: bool = False, whole: bool = False) -> Form:
         """The form of arguments, in which all numbers but SPECIAL ones may vary; with `exact`, none may.
 
-        With `whole`, whole numbers may only become other whole numbers.
+        With `whole`, integral numbers may only become other integers.
         """
         first: dict[Argument, int] = {}
         kinds = tuple(
@@ -151,11 +151,11 @@ class Form(NamedTuple):
 def random_arguments(
     arguments: Sequence[Argument], form: Form, rng: random.Random, before: Sequence[Sequence[Argument]] = ()
 ) -> tuple[Argument, ...]:
-    """Random arguments of a form: addresses drawn independently, each with exactly the alignment of the one given.
+    """Random arguments of a form: addresses are drawn independently, each with exactly the alignment of the original.
 
     `before` has the arguments drawn for earlier captures of the call. Every second capture has the operands in the
-    opposite order in memory, and numbers of the opposite sign: so a word that holds, say, the lesser of two addresses
-    is not taken for one of them.
+    opposite order in memory, and numbers of the opposite sign. So a word that holds, for example, the lesser of two
+    addresses is not mistaken for one of them.
     """
     drawn = list(arguments)
     last = before[-1] if before else None
@@ -183,8 +183,8 @@ def _pages(form: Form, rng: random.Random, last: Sequence[Argument] | None, span
     if last is None:
         return pages
     ordered = sorted(range(count), key=lambda number: -int(last[form.operands[number]].real))
-    given = dict(zip(ordered, sorted(pages), strict=True))
-    return [given[number] for number in range(count)]
+    page_of = dict(zip(ordered, sorted(pages), strict=True))
+    return [page_of[number] for number in range(count)]
 
 
 def _alignment_offset(real: int, rng: random.Random) -> int:
@@ -196,13 +196,13 @@ def _alignment_offset(real: int, rng: random.Random) -> int:
 
 
 def _number(last: float | None, rng: random.Random) -> float:
-    """A random number whose conversions all differ: to an integer by any rounding, to f16 directly and by way of f32.
+    """A random number whose conversions all differ: to an integer by any rounding, to f16 directly, to f16 through f32.
 
-    It lies closer to the middle between two f16 numbers than f32 can resolve, on the side of the odd one: directly it
+    It is closer to the middle between two f16 numbers than f32 can resolve, on the side of the odd one. Directly, it
     rounds to the odd one; as an f32 it is exactly in the middle, and rounds to the even one.
     """
     size = rng.randrange(1, 8) + rng.uniform(0.5, 1)
-    exponent = math.frexp(size)[1] - 11  # of the last bit of a half
+    exponent = math.frexp(size)[1] - 11  # of the last bit of an f16
     half = int(math.ldexp(size, -exponent))
     beyond = math.ldexp(rng.uniform(0.1, 0.9), exponent - 15)
     size = math.ldexp(half + 0.5, exponent) + (-beyond if half % 2 else beyond)
@@ -211,7 +211,7 @@ def _number(last: float | None, rng: random.Random) -> float:
 
 
 def _call(turn: int, last: int | None, rng: random.Random) -> int:
-    """The number of a made-up call: first the largest, then a small one and its successor, then any."""
+    """The number of a captured call: first the largest, then a small one and its successor, then any."""
     if turn == 0 or last is None:
         return MOST_CALLS - 1
     if turn == 1:
@@ -220,19 +220,19 @@ def _call(turn: int, last: int | None, rng: random.Random) -> int:
 
 
 def learn(captures: Sequence[Sequence[Node]], arguments: Sequence[Sequence[Argument]], form: Form) -> tuple[Word, ...]:
-    """The words that depend on the arguments; NotRelocatable unless they explain every byte of all captures.
+    """The words that depend on the arguments; NotRelocatable unless they predict every byte of all captures.
 
-    They are found in the first LEARNT captures and must predict all others, of which there are PROVING or more.
+    They are found in the first LEARNT captures and must predict all others, which are at least PROVING.
     """
     first = captures[0]
     for capture in captures[1:]:
         _same_form(first, capture)
     words: list[Word] = []
     for number in range(len(first)):
-        found = [capture[number].image for capture in captures[:LEARNT]]
-        words += _words(number, found, arguments[:LEARNT], form)
-    for capture, given in zip(captures, arguments, strict=True):
-        for number, (node, predicted) in enumerate(zip(capture, images(first, words, given), strict=True)):
+        captured = [capture[number].image for capture in captures[:LEARNT]]
+        words += _words(number, captured, arguments[:LEARNT], form)
+    for capture, drawn in zip(captures, arguments, strict=True):
+        for number, (node, predicted) in enumerate(zip(capture, images(first, words, drawn), strict=True)):
             if node.image != predicted:
                 raise NotRelocatable(f"{_named(number, node)}: what was learnt predicts other parameters than it has")
     return tuple(words)
@@ -262,36 +262,36 @@ def _words(number: int, found: Sequence[bytes], arguments: Sequence[Sequence[Arg
     halves = zip(*(struct.unpack_from(f"<{size // 2}H", image) for image in found), strict=True)
     differing = [2 * place for place, these in enumerate(halves) if len(set(these)) > 1]
     words: list[Word] = []
-    known = 0  # the end of the words found so far
+    end = 0  # of the words found so far
     for offset in differing:
-        if offset < known:
+        if offset < end:
             continue
         start = offset // 4 * 4
-        word = _word(number, start, known, found, arguments, form) or _half(number, offset, found, arguments, form)
+        word = _word(number, start, end, found, arguments, form) or _half(number, offset, found, arguments, form)
         if word is None:
-            seen = ", ".join(image[start : start + 4].hex() for image in found)
-            raise NotRelocatable(f"node {number}: the word at byte {start} follows no operand and no number ({seen})")
+            data = ", ".join(image[start : start + 4].hex() for image in found)
+            raise NotRelocatable(f"node {number}: the word at byte {start} follows no operand and no number ({data})")
         words.append(word)
-        known = word.offset + struct.calcsize(f"<{word.code}")
+        end = word.offset + struct.calcsize(f"<{word.code}")
     return words
 
 
 def _word(
-    number: int, offset: int, known: int, found: Sequence[bytes], arguments: Sequence[Sequence[Argument]], form: Form
+    number: int, offset: int, end: int, found: Sequence[bytes], arguments: Sequence[Sequence[Argument]], form: Form
 ) -> Word | None:
-    if offset < known:
+    if offset < end:
         return None
     if offset + 8 <= len(found[0]):
         wholes = [int.from_bytes(image[offset : offset + 8], "little") for image in found]
         for place in form.operands:
-            steps = {(whole - int(given[place].real)) % WRAP for whole, given in zip(wholes, arguments, strict=True)}
+            steps = {(whole - int(drawn[place].real)) % WRAP for whole, drawn in zip(wholes, arguments, strict=True)}
             if len(steps) == 1:
                 return Word(number, offset, "Q", place, ADDRESS, steps.pop())
     for place in form.free:
         for code, part in (("d", REAL), ("d", IMAGINARY), ("f", REAL), ("f", IMAGINARY), ("i", WHOLE)):
-            for at in (offset, offset - 4) if code == "d" else (offset,):  # whole numbers have no lower bits
+            for at in (offset, offset - 4) if code == "d" else (offset,):  # integers have no lower bits
                 word = Word(number, at, code, place, part)
-                if at >= known and _holds_in_all(word, found, arguments):
+                if at >= end and _holds_in_all(word, found, arguments):
                     return word
     for place in form.numbered:
         for code, size in (("Q", 8), ("I", 4)):
@@ -299,8 +299,8 @@ def _word(
             if growing is not None:
                 return growing
     halves = [int.from_bytes(image[offset : offset + 4], "little") for image in found]
-    for place in form.operands:  # half of an address left in padding, seen with cuDNN
-        steps = {(half - int(given[place].real)) % HALF for half, given in zip(halves, arguments, strict=True)}
+    for place in form.operands:  # half of an address left in padding (seen with cuDNN)
+        steps = {(half - int(drawn[place].real)) % HALF for half, drawn in zip(halves, arguments, strict=True)}
         if len(steps) == 1:
             return Word(number, offset, "I", place, LOW, steps.pop())
     return None
@@ -318,7 +318,7 @@ def _growing(
     """A word that grows by a fixed step with the number of the call, found from two successive numbers."""
     if offset + size > len(found[0]):
         return None
-    numbers = [int(given[place].real) for given in arguments]
+    numbers = [int(drawn[place].real) for drawn in arguments]
     values = [int.from_bytes(image[offset : offset + size], "little") for image in found]
     for (one, before), (other, behind) in pairwise(zip(numbers, values, strict=True)):
         if other == one + 1:
@@ -341,7 +341,7 @@ def _half(
 
 
 def _holds_in_all(word: Word, found: Sequence[bytes], arguments: Sequence[Sequence[Argument]]) -> bool:
-    return all(_holds(word, image, given) for image, given in zip(found, arguments, strict=True))
+    return all(_holds(word, image, drawn) for image, drawn in zip(found, arguments, strict=True))
 
 
 def _holds(word: Word, image: bytes, arguments: Sequence[Argument]) -> bool:

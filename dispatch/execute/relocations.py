@@ -1,4 +1,4 @@
-"""Relocations: the relocated graphs of one executor, their limit, and the plans to learn while it is idle.
+"""Relocations: the relocated graphs of one executor, their limit, and the plans that it learns while it is idle.
 
 plan_relocation.py makes and drops the graphs of each plan.
 """
@@ -37,11 +37,11 @@ class Recorder(Protocol):
 class Relocations:
     """The relocated graphs of one executor, and counts of refused, checked and differing calls.
 
-    Plans own their graphs. Only weak references are kept here, except to the few plans that wait, so that a plan which
-    is dropped is freed at once.
+    Plans own their graphs. This class holds only weak references, except to the few plans that wait, so that a dropped
+    plan is freed at once.
     """
 
-    def __init__(self) -> None:  # finalizers and other threads may come in between, so only copies are iterated
+    def __init__(self) -> None:  # finalizers and other threads may change them, so only copies are iterated
         self._graphs: dict[ref[RelocatedGraph], ref[Plan]] = {}  # in the order in which they were made
         self._waiting: dict[Plan, tuple[Argument, ...]] = {}  # plans called several times, with their latest arguments
         self.refused = self.checked = self.differed = 0
@@ -74,14 +74,14 @@ class Relocations:
         self._graphs.pop(ref(graph), None)
 
     def forget(self) -> None:
-        """Drop the waiting plans; those that are still called are learnt by their calls."""
+        """Drop the waiting plans; plans that are still called are learnt during their calls."""
         self._waiting.clear()
 
     def stats(self) -> dict[str, int]:
         """The number of graphs, their bytes on the host, and how many forms were refused, checked and differed."""
         return {
             "relocated": len(self._graphs),
-            "bytes": sum(graph.nbytes for known in self._graphs.copy() if (graph := known()) is not None),
+            "bytes": sum(graph.nbytes for reference in self._graphs.copy() if (graph := reference()) is not None),
             "refused": self.refused,
             "checked": self.checked,
             "differed": self.differed,
@@ -94,4 +94,4 @@ def _pop(graphs: dict[ref[RelocatedGraph], ref[Plan]], graph: ref[RelocatedGraph
 
 
 def _gone() -> None:
-    """Stands for the reference to a plan that another thread has removed from the list."""
+    """Replaces the reference to a plan that another thread has removed from the list."""

@@ -1,6 +1,6 @@
-"""Memory that the plans of one executor share, since they run one after the other: beside the workspace, or beyond it.
+"""Memory that the plans of one executor share, because they run one after the other; used in addition to the workspace.
 
-What is allocated is there as long as a plan keeps it.
+It stays allocated as long as a plan keeps it.
 """
 
 from __future__ import annotations
@@ -18,25 +18,26 @@ NAME = "shared memory"
 
 
 def of_size(executor: CudaExecutor, nbytes: int, purpose: str) -> Storage:
-    """The one piece of memory of this size that an executor has for a purpose; plans that run within others name
-    another one.
+    """The only memory of this size that an executor has for a purpose.
+
+    Plans that run inside other plans must use another purpose.
     """
-    known: weakref.WeakValueDictionary[tuple[str, int], Storage] = executor.handles.setdefault(
+    storages: weakref.WeakValueDictionary[tuple[str, int], Storage] = executor.handles.setdefault(
         NAME, weakref.WeakValueDictionary()
     )
-    storage = known.get((purpose, nbytes))
+    storage = storages.get((purpose, nbytes))
     if storage is None:
-        storage = known[purpose, nbytes] = executor.device.allocate(nbytes, executor.stream)
+        storage = storages[purpose, nbytes] = executor.device.allocate(nbytes, executor.stream)
     return storage
 
 
 def shared(executor: CudaExecutor, nbytes: int, purpose: str) -> Storage | None:
-    """Memory for so many bytes, the next power of 2; None for none."""
+    """Memory of `nbytes`, rounded up to a power of 2; None for 0."""
     return of_size(executor, 1 << (nbytes - 1).bit_length(), purpose) if nbytes else None
 
 
 def beyond_workspace(executor: CudaExecutor, nbytes: int, purpose: str) -> tuple[Storage | None, int]:
-    """The address of so many bytes: in the executor's workspace, or in `shared` memory, which is to be kept."""
+    """The address of `nbytes`: in the executor's workspace, or in shared memory, which the caller must keep."""
     workspace = executor.workspace
     if nbytes <= workspace.nbytes:
         return None, int(workspace.c_ptr.value or 0)

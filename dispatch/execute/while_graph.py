@@ -1,8 +1,8 @@
 """WhileGraph: a CUDA graph that repeats a recorded graph while a number in device memory is not 0, in one launch.
 
-It is a kernel, then a while node, then a kernel. The body of the while node is the recorded graph followed by a kernel
-that passes the number to the node. Plans of iterative solvers launch it. It needs a driver of CUDA 12.4. The structures
-are those of cuda.h:
+It has a kernel, then a while node, then a kernel. The body of the while node is the recorded graph followed by a kernel
+that passes the number to the node. Plans of iterative solvers launch it. It requires a driver of CUDA 12.4 or newer.
+The structures are those of cuda.h:
 https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__GRAPH.html
 """
 
@@ -29,7 +29,7 @@ CONDITIONAL, WHILE, ASSIGN_DEFAULT = (
     1,
     1,
 )  # CUgraphNodeType, CUgraphConditionalNodeType, CU_GRAPH_COND_ASSIGN_DEFAULT
-# Only the driver has cudaGraphSetConditional; it links it when it compiles PTX. The PTX version is an old one, which
+# Only the driver has cudaGraphSetConditional, and links it when it compiles PTX. The PTX version is an old one that
 # every supported driver accepts.
 PTX = b"""
 .version 7.0
@@ -94,7 +94,7 @@ def called(name: str, *arguments: Any) -> None:
 
 
 class WhileGraph:
-    """An executable graph, to be made and launched in its device's context; it takes ownership of `body`."""
+    """An executable graph, which must be made and launched in its device's context; it takes ownership of `body`."""
 
     __slots__ = ("_after", "_before", "_exec", "_graph", "_kept")
 
@@ -142,32 +142,32 @@ class WhileGraph:
         params, held = _params(what)
         node, before = ctypes.c_void_p(), (ctypes.c_void_p * max(1, len(behind)))(*behind)
         count = ctypes.c_size_t(len(behind))
-        given = before if behind else None, count, ctypes.byref(params)
-        called("cuGraphAddKernelNode", ctypes.byref(node), graph, *given)
+        node_arguments = before if behind else None, count, ctypes.byref(params)
+        called("cuGraphAddKernelNode", ctypes.byref(node), graph, *node_arguments)
         del held  # the driver has copied the parameters
         return node
 
     def set(self, before: Launched, after: Launched) -> None:
-        """Give the first and the last kernel other parameters from the next launch on."""
+        """Set new parameters of the first and the last kernel, from the next launch on."""
         for node, what in ((self._before, before), (self._after, after)):
             params, held = _params(what)
             called("cuGraphExecKernelNodeSetParams", self._exec.c_exec, node, ctypes.byref(params))
             del held
 
     def launch(self, stream: ctypes.c_void_p) -> None:
-        """Enqueue it on a stream."""
+        """Enqueue the graph on a stream."""
         called("cuGraphLaunch", self._exec.c_exec, stream)
 
 
 def _params(what: Launched) -> tuple[KernelParams, Any]:
     """The driver's structure for a kernel node, and the memory to keep until the driver has read it."""
-    taken = what.parameters
-    if isinstance(taken, Condition):
-        values = (ctypes.c_void_p * 2)(ctypes.addressof(taken), ctypes.addressof(taken) + 8)
+    parameters = what.parameters
+    if isinstance(parameters, Condition):
+        values = (ctypes.c_void_p * 2)(ctypes.addressof(parameters), ctypes.addressof(parameters) + 8)
     else:
-        values = (ctypes.c_void_p * 1)(ctypes.addressof(taken))
+        values = (ctypes.c_void_p * 1)(ctypes.addressof(parameters))
     launch = (what.blocks, 1, 1, what.threads, 1, 1, 0)
-    return KernelParams(func=what.function, launch=launch, kernelParams=ctypes.addressof(values)), (values, taken)
+    return KernelParams(func=what.function, launch=launch, kernelParams=ctypes.addressof(values)), (values, parameters)
 
 
 _functions: OncePerGpu[bytes, tuple[Any, int]] = OncePerGpu()  # with its module

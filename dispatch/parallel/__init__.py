@@ -1,4 +1,4 @@
-"""What several ranks do together to train and serve a model, by requests of several op families on two streams.
+"""Building blocks for training and serving a model on several ranks: requests of several op families on two streams.
 
 The files: side_stream (the stream of a communicator's collectives, and checks of operands), chunks (how many chunks a
 product is cut into), shards (products of sharded matrices), buckets (gradients of data parallelism), ring (attention

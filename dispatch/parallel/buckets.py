@@ -1,4 +1,4 @@
-"""GradientBuckets: gradients of data parallelism, averaged over all ranks while the others are still computed.
+"""GradientBuckets: gradients of data parallelism, averaged over all ranks while the remaining ones are still computed.
 
 The gradients' memory is in buckets of a given size. A bucket is reduced as soon as its last gradient is written, on the
 side stream, as in PyTorch's DistributedDataParallel: https://arxiv.org/abs/2006.15704.
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 __all__ = ["GradientBuckets"]
 
-ALIGNMENT = 256  # bytes at which each gradient begins: kernels read whole vectors
+ALIGNMENT = 256  # bytes: the alignment of each gradient, because kernels read vectors
 BUCKET_BYTES = 25 << 20  # as in PyTorch
 
 
 class GradientBuckets:
-    """The gradients of a model in buckets; each is averaged over the ranks once all of it is there.
+    """The gradients of a model in buckets; each bucket is averaged over the ranks once all its gradients are ready.
 
-    A step: write each gradient (`gradients[i]`, such as `out=` of a product, or the `.grad` of torch's parameter by
-    `torch.from_dlpack`), call `ready(i)` on the stream that wrote it, and `wait()` before they are used. The last
-    gradient is in the first bucket, because a backward pass ends with the first gradient. All ranks have the same
-    shapes; the order in which they call `ready` does not matter, because buckets are reduced in a fixed order.
+    A step: write each gradient (`gradients[i]`, for example as `out=` of a product, or as the `.grad` of torch's
+    parameter by `torch.from_dlpack`), call `ready(i)` on the stream that wrote it, and call `wait()` before using the
+    averages. The last gradient is in the first bucket, because a backward pass computes the first gradient last. All
+    ranks have the same shapes. They may call `ready` in any order, because buckets are reduced in a fixed order.
 
     Attributes:
         gradients: a dense tensor for each shape, in the order of the shapes, in the memory of the buckets.
@@ -63,11 +63,11 @@ class GradientBuckets:
         step = max(1, ALIGNMENT // kind.itemsize)
         self.bucket_of = [0] * len(extents)
         starts, sizes = [0] * len(extents), [0]
-        for place in reversed(range(len(extents))):
-            elements = -(-math.prod(extents[place]) // step) * step
+        for index in reversed(range(len(extents))):
+            elements = -(-math.prod(extents[index]) // step) * step
             if sizes[-1] and (sizes[-1] + elements) * kind.itemsize > bucket_bytes:
                 sizes.append(0)
-            self.bucket_of[place], starts[place] = len(sizes) - 1, sizes[-1]
+            self.bucket_of[index], starts[index] = len(sizes) - 1, sizes[-1]
             sizes[-1] += elements
         self.count = len(sizes)
         self._buckets = [self._side.device.zeros((size,), kind) for size in sizes]
@@ -80,22 +80,22 @@ class GradientBuckets:
     def _begin_step(self) -> None:
         self._missing = [set[int]() for _ in range(self.count)]
         self._written = [set["Stream"]() for _ in range(self.count)]
-        for place, bucket in enumerate(self.bucket_of):
-            self._missing[bucket].add(place)
-        self._next = 0  # the bucket that is reduced next: in the same order on all ranks
+        for index, bucket in enumerate(self.bucket_of):
+            self._missing[bucket].add(index)
+        self._next = 0  # the next bucket to reduce; the order is the same on all ranks
 
     def ready(self, place: int, stream: Stream | None = None) -> None:
         """Declare that a gradient has been enqueued on a stream, by default the current one.
 
-        BadRequest for one that was ready before in this step.
+        BadRequest for a gradient that was ready already in this step.
         """
         check_int("place", place, 0, len(self.bucket_of) - 1)
         missing = self._missing[self.bucket_of[place]]
         if place not in missing:
             raise BadRequest("place", str(place), "each gradient once in a step", "wait() begins the next one")
         missing.discard(place)
-        written = self._current() if stream is None else stream
-        self._written[self.bucket_of[place]].add(written)
+        writer = self._current() if stream is None else stream
+        self._written[self.bucket_of[place]].add(writer)
         while self._next < self.count and not self._missing[self._next]:
             self._send(self._next)
             self._next += 1
@@ -113,15 +113,15 @@ class GradientBuckets:
     def wait(self, stream: Stream | None = None) -> tuple[Tensor, ...]:
         """Make a stream, by default the current one, wait for all averages; returns the gradients.
 
-        The next step begins then. BadRequest if some gradients are not ready.
+        This begins the next step. BadRequest if some gradients are not ready.
         """
-        late = sorted(place for missing in self._missing for place in missing)
-        if late:
-            raise BadRequest("gradients", f"{late} not ready", "ready(i) for each of them")
+        not_ready = sorted(index for missing in self._missing for index in missing)
+        if not_ready:
+            raise BadRequest("gradients", f"{not_ready} not ready", "ready(i) for each of them")
         if not self._side.device.is_host:
             waiting = self._current() if stream is None else stream
             waiting.wait_for(self._side.stream)
-            for bucket in self._buckets:  # now, so that writes of the next step wait for no sum of that step
+            for bucket in self._buckets:  # already now, so that the next step's writes do not wait for its own sums
                 bucket.storage.take_over(waiting, self._side.stream)
         self._begin_step()
         return self.gradients

@@ -1,4 +1,4 @@
-"""How many chunks a product is cut into, so that one is sent while the next is computed, and what moves the chunks.
+"""Choice of the number of chunks of a product, and of what moves them; one is sent while the next is computed.
 
 More chunks hide more of the transfer, but make products that are too small to be fast. If the caller gives no number,
 the ranks measure several numbers the first time, with each variant (NCCL, copies), and agree on the one that is fastest
@@ -29,8 +29,8 @@ __all__ = ["cut", "run_in_chunks"]
 
 T = TypeVar("T")
 CANDIDATES = (1, 2, 4, 8, 16)
-MIN_ROWS = 128  # of a chunk that is tried: smaller products leave much of a GPU without work
-RUNS = 5  # of each candidate; the first is not counted
+MIN_ROWS = 128  # the fewest rows of a chunk: smaller products do not fill a GPU
+RUNS = 5  # runs of each candidate; the first is not counted
 _measured: weakref.WeakKeyDictionary[Communicator, dict[Any, tuple[int, int]]] = weakref.WeakKeyDictionary()
 
 
@@ -51,11 +51,11 @@ def run_in_chunks(
     candidates = [(variant, count) for variant in range(len(variants)) for count in counts]
     if side.device.is_host or side.comm.size == 1 or len(candidates) == 1:
         return variants[0](1)
-    known = _measured.setdefault(side.comm, {})
-    if key not in known:
+    choices = _measured.setdefault(side.comm, {})
+    if key not in choices:
         side.refuse_capture("chunks")
-        known[key] = candidates[_fastest([partial(variants[variant], count) for variant, count in candidates], side)]
-    variant, count = known[key]
+        choices[key] = candidates[_fastest([partial(variants[variant], count) for variant, count in candidates], side)]
+    variant, count = choices[key]
     return variants[variant](count)
 
 
@@ -63,13 +63,13 @@ def _fastest(candidates: Sequence[Callable[[], object]], side: SideStream) -> in
     """The candidate that is fastest on the rank where it is slowest, the same on all ranks. Waits for the GPU."""
     best = np.full(len(candidates), np.inf)
     for turn in range(RUNS):
-        for place, run in enumerate(candidates):
+        for index, run in enumerate(candidates):
             barrier(comm=side.comm)
             side.main.synchronize()
             begun = time.perf_counter()
             run()
             side.main.synchronize()
             if turn:
-                best[place] = min(best[place], time.perf_counter() - begun)
+                best[index] = min(best[index], time.perf_counter() - begun)
     slowest = all_reduce(side.device.array(best), comm=side.comm, reduce="max")
     return int(slowest.numpy().argmin())

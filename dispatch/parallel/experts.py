@@ -1,8 +1,8 @@
 """Products by experts that are on several ranks: rows are sent to their expert's rank, multiplied, and sent back.
 
-A router has sorted the rows by expert. An expert gets rows from all ranks, and different numbers of them: rows are sent
-by an all_to_all with uneven parts, and are placed by expert when they arrive. Follows GShard,
-https://arxiv.org/abs/2006.16668, without a capacity: no row is dropped.
+A router has sorted the rows by expert. An expert gets a different number of rows from each rank. So an all_to_all with
+uneven parts sends the rows, and they are grouped by expert when they arrive. Follows GShard,
+https://arxiv.org/abs/2006.16668, without a capacity limit: no row is dropped.
 """
 
 from __future__ import annotations
@@ -29,31 +29,36 @@ __all__ = ["ExpertExchange", "expert_matmul"]
 
 
 class ExpertExchange:
-    """Where the rows of a batch go; all ranks learn each other's counts. A new one is made for each batch.
+    """The exchange of one batch's rows between ranks and experts; create a new one for each batch.
 
-    Expert e is on rank e // (experts / ranks). Making one waits for the GPU, because libraries need the counts on the
-    host.
+    Expert e is on rank e // (experts / ranks). The constructor exchanges the counts of all ranks and waits for the GPU,
+    because libraries need the counts on the host.
 
     Attributes:
-        ends: where the rows of each of this rank's experts end in the result of `to_experts`, as `grouped_matmul` takes
-            it.
+        ends: the end of the rows of each of this rank's experts in the result of `to_experts`, in the form that
+            `grouped_matmul` needs.
         rows: how many rows this rank receives.
     """
 
     def __init__(self, counts: Sequence[int], *, comm: Ranks) -> None:
-        """`counts`: how many of this rank's rows each expert is to have, a number for each expert of all ranks."""
+        """`counts`: the number of this rank's rows for each expert of all ranks."""
         self._side = SideStream(comm)
         ranks = self._side.comm
-        given = as_array("counts", counts)
-        whole = given.ndim == 1 and given.dtype.kind in "iu" and given.size > 0 and given.size % ranks.size == 0
-        if not whole or (given < 0).any():
+        counts_array = as_array("counts", counts)
+        is_valid = (
+            counts_array.ndim == 1
+            and counts_array.dtype.kind in "iu"
+            and counts_array.size > 0
+            and counts_array.size % ranks.size == 0
+        )
+        if not is_valid or (counts_array < 0).any():
             raise BadRequest(
                 "counts", repr(counts), f"a number of rows for each expert, {ranks.size} times as many as a rank has"
             )
-        self._local = given.size // ranks.size
-        mine = self._side.device.array(given.astype(np.int64))
-        table = all_gather(mine, comm=ranks).numpy()  # (from rank, expert)
-        self._sent = given.reshape(ranks.size, self._local).astype(np.int64)  # (to rank, its expert)
+        self._local = counts_array.size // ranks.size
+        device_counts = self._side.device.array(counts_array.astype(np.int64))
+        table = all_gather(device_counts, comm=ranks).numpy()  # (from rank, expert)
+        self._sent = counts_array.reshape(ranks.size, self._local).astype(np.int64)  # (to rank, its expert)
         first = ranks.rank * self._local
         self._received = table[:, first : first + self._local].T  # (own expert, from rank)
         self.rows = int(self._received.sum())
@@ -64,7 +69,7 @@ class ExpertExchange:
         return self._move_rows(x, int(self._sent.sum()), self.rows, self._sent, self._received)
 
     def from_experts(self, y: Tensor) -> Tensor:
-        """Send rows back; returns those of this rank's batch in their first order. y is ordered as by `to_experts`."""
+        """Send rows back, y in the order of `to_experts`; returns this rank's batch in the original order."""
         return self._move_rows(y, self.rows, int(self._sent.sum()), self._received, self._sent)
 
     def _move_rows(self, given: Tensor, rows: int, into: int, sent: Any, received: Any) -> Tensor:
@@ -83,15 +88,15 @@ class ExpertExchange:
         return out
 
     def _pieces(self, counts: Any) -> list[tuple[int, slice]]:
-        """The rank and the rows of each piece that is not empty; between any two ranks in the order of experts."""
+        """The rank and the rows of each non-empty piece; pieces between the same ranks are in the order of experts."""
         by_rank = counts is self._sent
-        found, first = [], 0
-        for line, pieces in enumerate(counts):
-            for place, count in enumerate(pieces):
+        result, first = [], 0
+        for row, pieces in enumerate(counts):
+            for column, count in enumerate(pieces):
                 if count:
-                    found.append((line if by_rank else place, slice(first, first + int(count))))
+                    result.append((row if by_rank else column, slice(first, first + int(count))))
                 first += int(count)
-        return found
+        return result
 
 
 def expert_matmul(x: Tensor, weights: Tensor, counts: Sequence[int], *, comm: Ranks) -> Tensor:
@@ -110,15 +115,15 @@ def expert_matmul(x: Tensor, weights: Tensor, counts: Sequence[int], *, comm: Ra
     w = check_operand("weights", weights, side, 3)
     if w.shape[0] != len(exchange.ends):
         raise BadRequest("weights", str(w.layout), f"{len(exchange.ends)} experts, as the counts say")
-    here = exchange.to_experts(x)
-    return exchange.from_experts(_products(here, w, exchange.ends, side))
+    expert_rows = exchange.to_experts(x)
+    return exchange.from_experts(_products(expert_rows, w, exchange.ends, side))
 
 
 def _products(x: Tensor, w: Tensor, ends: Any, side: SideStream) -> Tensor:
-    """Each expert's rows times its matrix; for f16 and bf16 by one plan, whatever the numbers of rows are."""
+    """Each expert's rows times its matrix; for f16 and bf16 one plan serves all numbers of rows."""
     out = side.device.empty((x.shape[0], w.shape[2]), x.dtype)
     if not out.size or not w.shape[1]:
-        side.device.fill_zero(out)  # sums of nothing
+        side.device.fill_zero(out)  # empty sums
         return out
     if x.dtype in (F16, BF16):
         return grouped_matmul(x, w, ends, out=out)

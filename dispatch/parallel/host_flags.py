@@ -1,9 +1,9 @@
 """Flags in the host's memory on which streams of several GPUs, and of several processes of one machine, wait.
 
-Flags in a GPU's memory can be written only through the driver, and while a thread of the process waits inside the
-driver, for a copy to pageable memory for example, no other thread gets in: with two H200, a rank whose partner had been
-killed waited for ever, and so did the thread that was to set its flags. Host memory can be written by any thread;
-NCCL's kernels are ended by a flag there, too. Follows the CUDA driver's documentation of cuMemHostRegister and of
+Flags in a GPU's memory can be written only through the driver. While one thread of the process waits inside the driver,
+for a copy to pageable memory for example, no other thread can enter it: with two H200, a rank whose partner had been
+killed waited for ever, and so did the thread that should have set its flags. Any thread can write host memory; NCCL
+also ends its kernels by a flag in host memory. Follows the CUDA driver's documentation of cuMemHostRegister and of
 stream memory operations.
 """
 
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 __all__ = ["FLAG_BYTES", "TOKEN_BYTES", "HostFlags"]
 
 PORTABLE_MAPPED = 1 | 2  # CU_MEMHOSTREGISTER_PORTABLE and _DEVICEMAP
-FLAG_BYTES = 4  # bytes
+FLAG_BYTES = 4  # bytes of one flag
 TOKEN_BYTES = 16  # at the end of the file, to distinguish it from another file with the same descriptor number
 
 
 class HostFlags:
-    """An anonymous memory file of flags, mapped in this process and for the GPUs; flags are 0 until somebody sets them.
+    """An anonymous memory file of flags, mapped in this process and for the GPUs; flags are 0 until they are set.
 
     Attributes:
         array: the flags, u32.
         address: their address for the GPUs.
-        pid, fd: where another process of this user finds the file, as long as this object lives.
+        pid, fd: the process and descriptor by which this user's other processes open the file, while this object lives.
         token: bytes that no other file has.
     """
 
@@ -65,15 +65,15 @@ class HostFlags:
     @classmethod
     def open_remote(cls, device: CudaDevice, pid: int, fd: int, count: int, token: bytes) -> HostFlags:
         """The flags of another process; OSError if its file cannot be opened, as across containers."""
-        own = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+        own_fd = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
         try:
-            if os.fstat(own).st_size != _nbytes(count) or os.pread(own, TOKEN_BYTES, count * FLAG_BYTES) != token:
+            if os.fstat(own_fd).st_size != _nbytes(count) or os.pread(own_fd, TOKEN_BYTES, count * FLAG_BYTES) != token:
                 raise FileNotFoundError(f"process {pid} has another file of number {fd}")
             flags = cls.__new__(cls)
-            flags._map(device, own, count)
+            flags._map(device, own_fd, count)
             flags.token = token
         except BaseException:
-            os.close(own)
+            os.close(own_fd)
             raise
         return flags
 
@@ -81,8 +81,8 @@ class HostFlags:
         if not getattr(self, "address", 0) or sys.is_finalizing() or self.pid != os.getpid():
             return
         # The driver unmaps nothing before the GPU is idle, and blocks the calling thread until then: use another one.
-        left = (self._device, self._host, self.fd, self._mapping, self.array)
-        threading.Thread(target=_unregister, args=left, name="flags free", daemon=True).start()
+        arguments = (self._device, self._host, self.fd, self._mapping, self.array)
+        threading.Thread(target=_unregister, args=arguments, name="flags free", daemon=True).start()
 
 
 def _nbytes(count: int) -> int:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Allocation", "ImportedMemory", "IpcHandle"]
 
 LAZY = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
-MAX_SPARE_BYTES = 2 << 30  # bytes that are kept
+MAX_SPARE_BYTES = 2 << 30  # bytes that are kept for reuse
 
 _spare: list[_Spare] = []
 _spare_lock = threading.Lock()
@@ -35,12 +35,12 @@ class IpcHandle(ctypes.Structure):
 class Allocation:
     """Memory of a rank of this process.
 
-    The driver frees nothing before the whole GPU is idle, and meanwhile nobody can launch in this context. So memory
-    with which all other ranks are done is kept for the next communicator when this object dies; other memory, such as
-    that of a failed communicator or of a graph, is freed by a separate thread.
+    The driver frees memory only when the whole GPU is idle, and until then no thread can launch in this context. So
+    when this object dies, memory that all other ranks have finished using is kept for the next communicator. A separate
+    thread frees other memory, such as that of a failed communicator or of a graph.
 
     Attributes:
-        used_flags: the flags by which the others say that they are done, once the memory is to be kept; None before.
+        used_flags: the flags that the other ranks set when they have finished; None until the memory shall be kept.
     """
 
     def __init__(self, device: Any, nbytes: int) -> None:
@@ -48,11 +48,11 @@ class Allocation:
         self.used_flags: NDArray[np.uint32] | None = None
         with _spare_lock:  # several ranks may be threads of this process
             fitting = [each for each in _spare if each.device is device and nbytes <= each.nbytes <= 4 * nbytes]
-            found = min(fitting, key=lambda each: each.nbytes, default=None)
-            if found is not None:
-                _spare.remove(found)
-        if found is not None:
-            self.address, self.nbytes = found.address, found.nbytes
+            spare = min(fitting, key=lambda each: each.nbytes, default=None)
+            if spare is not None:
+                _spare.remove(spare)
+        if spare is not None:
+            self.address, self.nbytes = spare.address, spare.nbytes
         else:
             with device.context, relaxed():
                 self.address = int(driver.cuMemAlloc(nbytes))
@@ -60,13 +60,13 @@ class Allocation:
     def __del__(self) -> None:
         if not self.address or not self.device.alive or sys.is_finalizing():
             return
-        left = _Spare(self.device, self.address, self.nbytes)
+        spare = _Spare(self.device, self.address, self.nbytes)
         # After all work of this rank's streams, so the flags are those of its last block.
         is_spare = self.used_flags is not None and bool(self.used_flags.all())
         if is_spare and self.nbytes + sum(each.nbytes for each in _spare) <= MAX_SPARE_BYTES:
-            _spare.append(left)
+            _spare.append(spare)
         else:
-            threading.Thread(target=left.free, name="peers free", daemon=True).start()
+            threading.Thread(target=spare.free, name="peers free", daemon=True).start()
 
 
 class _Spare(NamedTuple):
@@ -84,12 +84,12 @@ class ImportedMemory:
 
     def __init__(self, device: Any, handle: bytes) -> None:
         self._device, self.address = device, 0
-        found, given = ctypes.c_uint64(), IpcHandle.from_buffer_copy(handle)
+        address, c_handle = ctypes.c_uint64(), IpcHandle.from_buffer_copy(handle)
         with device.context, relaxed():
-            status = driver.cuIpcOpenMemHandle.unchecked(ctypes.byref(found), given, ctypes.c_uint(LAZY))
+            status = driver.cuIpcOpenMemHandle.unchecked(ctypes.byref(address), c_handle, ctypes.c_uint(LAZY))
         if status:
             raise driver.error("cuIpcOpenMemHandle", status)
-        self.address = found.value
+        self.address = address.value
 
     def __del__(self) -> None:
         if self.address and self._device.alive and not sys.is_finalizing():

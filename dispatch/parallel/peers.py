@@ -1,11 +1,11 @@
-"""Memory of each rank that the other ranks of one machine copy from and into, and the flags on which streams wait.
+"""Memory of each rank that the other ranks of one machine read and write by copies, and flags for streams to wait on.
 
-NCCL's kernels move data on multiprocessors that a concurrent product needs: on two H200 an all_reduce of 128 MiB and a
-product of 0.7 ms took hardly less together than one after the other. Copy engines use no multiprocessors. A rank puts
-what others need into their memory, or into its own for them to copy, and sets a flag of theirs; they set a flag when
-they have used it. A flag is 0 or 1 and whoever waited for it resets it, so all of this can be captured in a graph. The
-flags are in the host's memory (host_flags.py), where a thread can set those of a failed communicator without the
-driver.
+NCCL's kernels use multiprocessors that a concurrent product needs: on two H200 an all_reduce of 128 MiB and a product
+of 0.7 ms took hardly less time together than one after the other. Copy engines use no multiprocessors. A rank copies
+data for others into their memory, or into its own memory for them to copy, and sets one of their flags; they set a flag
+when they have used the data. A flag is 0 or 1, and the stream that waited for it resets it, so all of this can be
+captured in a graph. The flags are in host memory (host_flags.py), where a thread can set the flags of a failed
+communicator without the driver.
 
 Across machines, between threads of one process, and between GPUs that cannot access one another, this is not available
 and NCCL moves the data. Follows the CUDA driver's documentation: stream memory operations, interprocess communication.
@@ -48,14 +48,14 @@ if TYPE_CHECKING:
 __all__ = ["MAX_SLOTS", "Peers", "peers_of"]
 
 MAX_RANKS, MAX_SLOTS = 16, 256
-MAX_BYTES = 4 << 30  # of a rank's memory: blocks that would need more use NCCL
+MAX_BYTES = 4 << 30  # bytes of a rank's memory: blocks that need more use NCCL
 USED_FLAGS = MAX_RANKS * MAX_SLOTS  # the first flag for data that was used; those before it are for data that is ready
 FLAG_COUNT = USED_FLAGS + MAX_RANKS
 WAIT, WRITE = 1, 2  # CU_STREAM_MEM_OP_WAIT_VALUE_32 and _WRITE_VALUE_32
 EQUAL = 1  # CU_STREAM_WAIT_VALUE_EQ
-PLAIN = ctypes.c_uint(0)  # flags of a batch of them
+PLAIN = ctypes.c_uint(0)  # the flags argument of cuStreamBatchMemOp
 TOKEN = secrets.token_bytes(16)
-UNBLOCK_SECONDS = 60.0  # for which the flags of a failed communicator are set again and again
+UNBLOCK_SECONDS = 60.0  # for this long the flags of a failed communicator are set again and again
 PAUSE = 1e-3
 
 PEER_RECORD = np.dtype(
@@ -99,15 +99,20 @@ class Peers:
 
     # -- the beginning --------------------------------------------------------------------------------------------
     def record(self) -> Any:
-        """What the other ranks need to map this one's memory."""
-        handle, made = IpcHandle(), np.zeros(1, PEER_RECORD)
+        """The data that the other ranks need to map this rank's memory."""
+        handle, record = IpcHandle(), np.zeros(1, PEER_RECORD)
         with self.device.context, relaxed():
             status = driver.cuIpcGetMemHandle.unchecked(ctypes.byref(handle), ctypes.c_uint64(self._own.base))
         if status:
             raise driver.error("cuIpcGetMemHandle", status)
-        made["machine"], made["process"], made["handle"], made["good"] = _machine_id(), _process_id(), bytes(handle), 1
-        made["pid"], made["file"], made["token"] = self._flags.pid, self._flags.fd, self._flags.token
-        return made
+        record["machine"], record["process"], record["handle"], record["good"] = (
+            _machine_id(),
+            _process_id(),
+            bytes(handle),
+            1,
+        )
+        record["pid"], record["file"], record["token"] = self._flags.pid, self._flags.fd, self._flags.token
+        return record
 
     def map(self, records: Any) -> bool:
         """Map the memory of the ranks with these records; returns whether this rank can access all of it.
@@ -129,11 +134,11 @@ class Peers:
             return False
         return True
 
-    # -- what streams do, in the device's context -----------------------------------------------------------------
+    # -- operations on streams, in the device's context --------------------------------------------------------------
     def begin(self, stream: Stream, side: SideStream) -> None:
-        """Make a stream wait until the other ranks have used what this rank gave them before.
+        """Make a stream wait until the other ranks have used the data that this rank gave them before.
 
-        A graph that the caller captures keeps the memory.
+        A graph that the caller captures keeps the memory alive.
         """
         self._streams.add(stream)
         if side.is_captured:
@@ -161,16 +166,16 @@ class Peers:
 
     def _enqueue_flags(self, stream: Stream, waits: tuple[int, ...], writes: tuple[tuple[int, int], ...]) -> None:
         """Wait for flags of this rank and reset them, or set flags of other ranks: one call of the driver."""
-        found = self._operations.get((waits, writes))
-        if found is None:
-            own = self._flags.address
-            listed = [(WAIT, own + flag * FLAG_BYTES, 1, EQUAL) for flag in waits]
-            listed += [(WRITE, own + flag * FLAG_BYTES, 0, 0) for flag in waits]
+        operations = self._operations.get((waits, writes))
+        if operations is None:
+            flags_address = self._flags.address
+            listed = [(WAIT, flags_address + flag * FLAG_BYTES, 1, EQUAL) for flag in waits]
+            listed += [(WRITE, flags_address + flag * FLAG_BYTES, 0, 0) for flag in waits]
             listed += [(WRITE, self._flags_of[rank].address + flag * FLAG_BYTES, 1, 0) for rank, flag in writes]
             # CUstreamBatchMemOpParams is a union of 48 bytes: operation, address, value, flags.
             array = (ctypes.c_uint64 * (6 * len(listed)))(*(word for each in listed for word in (*each, 0, 0)))
-            found = self._operations[waits, writes] = ctypes.c_uint(len(listed)), array
-        count, array = found
+            operations = self._operations[waits, writes] = ctypes.c_uint(len(listed)), array
+        count, array = operations
         if status := self._batch(stream.c_handle, count, array, PLAIN):
             self.device.fail(status, "cuStreamBatchMemOp")
 
@@ -208,7 +213,7 @@ class Peers:
             self._allocation.used_flags = self._flags.array[USED_FLAGS:]
 
     def unblock_streams(self) -> None:
-        """Set all flags of this rank until no stream waits any more, because what they wait for will not come.
+        """Set all flags of this rank until no stream waits any more, because their data will not come.
 
         A stream may wait for a flag more than once, so they are set again and again. The thread that queries the
         streams may be blocked inside the driver until they have ended, so another thread sets the flags.
@@ -274,50 +279,50 @@ def _process_id() -> bytes:
 def peers_of(side: SideStream, nbytes: int) -> Peers | None:
     """The memory of a communicator's ranks for `nbytes` of data on each; None if NCCL must move the data.
 
-    The first time, and when more is needed than before, all ranks make it together and wait for one another; all get
-    the same answer.
+    The first time, and when more is needed than before, all ranks allocate it together and wait for one another; all
+    get the same answer.
     """
     comm: Any = side.comm
     if comm.library != "nccl" or not 1 < comm.size <= MAX_RANKS or not 0 < nbytes <= MAX_BYTES:
         return None
-    known = _peers_of.get(comm)
-    if comm in _peers_of and (known is None or known.nbytes >= nbytes):
-        return known
+    existing = _peers_of.get(comm)
+    if comm in _peers_of and (existing is None or existing.nbytes >= nbytes):
+        return existing
     if side.is_captured:
-        return None  # nothing can be waited for
-    made = _peers_of[comm] = _make_peers(comm, nbytes)
-    if known is not None:
-        known.allow_reuse()  # all ranks have waited for all that was enqueued before
-    return made
+        return None  # a capture cannot wait for other ranks
+    created = _peers_of[comm] = _make_peers(comm, nbytes)
+    if existing is not None:
+        existing.allow_reuse()  # all ranks have waited for all work enqueued before
+    return created
 
 
 def _make_peers(comm: NcclCommunicator, nbytes: int) -> Peers | None:
-    made, record = None, np.zeros(1, PEER_RECORD)
+    created, record = None, np.zeros(1, PEER_RECORD)
     try:
-        made = Peers(comm, nbytes)
-        record = made.record()
+        created = Peers(comm, nbytes)
+        record = created.record()
     except (CudaError, DispatchError):
-        made = None  # the other ranks learn it by the record
+        created = None  # the record tells the other ranks
     records = all_gather(comm.device.array(record.view(np.uint8)), comm=comm).numpy().view(PEER_RECORD).ravel()
-    reached = np.array([made is not None and made.map(records)], np.int32)
-    everyone = all_reduce(comm.device.array(reached), comm=comm, reduce="min")
-    if not int(everyone.numpy()[0]) or made is None:
+    can_access = np.array([created is not None and created.map(records)], np.int32)
+    all_can_access = all_reduce(comm.device.array(can_access), comm=comm, reduce="min")
+    if not int(all_can_access.numpy()[0]) or created is None:
         return None
-    of = weakref.ref(made)
+    created_ref = weakref.ref(created)
 
     def failed(_error: CollectiveError) -> None:
-        peers = of()
+        peers = created_ref()
         if peers is not None:
             threading.Thread(target=peers.unblock_streams, name="peers release", daemon=True).start()
 
     comm.watchers.append(failed)
-    itself = weakref.ref(comm)  # plans keep a communicator for longer than it is open
+    comm_ref = weakref.ref(comm)  # weak, because plans keep a communicator alive after it is closed
 
     def ended() -> None:
-        comm = itself()
+        comm = comm_ref()
         peers = _peers_of.pop(comm, None)
         if comm is not None and comm.error is None and peers is not None:
             peers.allow_reuse()
 
     comm.endings.append(ended)
-    return made
+    return created

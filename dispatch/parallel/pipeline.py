@@ -81,27 +81,29 @@ class Stage:
                 "activation", "None", "a tensor like what the rank before gives, for this is not the first"
             )
         self.activation = None if activation is None else check_operand("activation", activation, side)
-        self.outputs: dict[int, Tensor] = {}  # whose gradients have not come yet, and have the same shapes
+        self.outputs: dict[int, Tensor] = {}  # outputs whose gradients have not come yet; they have the same shapes
 
     def run(self) -> None:
         """Run the steps; after each, send its output and receive what the next step needs."""
-        coming = self.receive(self.steps[0])
-        self.wait_for_input(coming)
+        received = self.receive(self.steps[0])
+        self.wait_for_input(received)
         for step, following in zip(self.steps, [*self.steps[1:], None], strict=True):
-            made = self.forward(step.micro_batch, coming) if step.forward else self.backward(step.micro_batch, coming)
+            result = (
+                self.forward(step.micro_batch, received) if step.forward else self.backward(step.micro_batch, received)
+            )
             peer = self.next if step.forward else self.previous
             if peer is not None:
-                made = check_operand("the output" if step.forward else "the gradient", made, self.side)
+                result = check_operand("the output" if step.forward else "the gradient", result, self.side)
                 if step.forward:
-                    self.outputs[step.micro_batch] = made
+                    self.outputs[step.micro_batch] = result
                 else:
                     self.outputs.pop(step.micro_batch, None)
             both = self.exchanges_both(step, following) and peer is not None
             with collective_group() if both else nullcontext():
                 if peer is not None:
-                    self.send(made, peer)
-                coming = self.receive(following)
-            self.wait_for_input(coming)
+                    self.send(result, peer)
+                received = self.receive(following)
+            self.wait_for_input(received)
         self.side.join()
 
     def exchanges_both(self, step: Step, following: Step | None) -> bool:
@@ -121,7 +123,7 @@ class Stage:
             send(made, comm=self.side.comm, peer=peer)
 
     def receive(self, following: Step | None) -> Tensor | None:
-        """Receive, on the side stream, what a step needs from its neighbour; None if it needs nothing."""
+        """Receive, on the side stream, the input of a step from a neighbour; None if it needs no input."""
         peer = None if following is None else (self.previous if following.forward else self.next)
         if peer is None or following is None:
             return None

@@ -1,7 +1,7 @@
 """Attention over a sequence that is sharded over the ranks: blocks of K and V are passed around a ring.
 
-Each rank has some rows of Q, K and V. While it attends to one block, the next one comes from its neighbour; the parts
-are merged by their statistics, so that the result is that of the whole sequence. Follows Ring Attention,
+Each rank has some rows of Q, K and V. While it attends to one block, it receives the next one from its neighbour. The
+partial results are merged by their statistics, so the result is that of the whole sequence. Follows Ring Attention,
 https://arxiv.org/abs/2310.01889. At any time a rank has two blocks in addition to its own.
 """
 
@@ -31,36 +31,41 @@ def ring_attention(
     """softmax(scale · Q · Kᵀ) · V over the keys of all ranks, for this rank's queries.
 
     Args:
-        q: (batch, heads, rows of this rank, width), f16 or bf16, as `sdpa_fwd` takes it.
-        k, v: (batch, heads of K and of V, rows of this rank, width), dense, for they are sent; one shape on all ranks.
+        q: (batch, heads, rows of this rank, width), f16 or bf16, as in `sdpa_fwd`.
+        k, v: (batch, heads of K and of V, rows of this rank, width), dense, because they are sent; the same shape on
+            all ranks.
         comm: the ranks. Rank 0 has the first rows of the sequence, and so on.
-        causal: a query sees the keys up to its own place. As many rows of Q as of K then. The last rank has the most
-            to do: it attends to all blocks, the first to its own alone.
-        scale: of the scores; None for 1/√width.
+        causal: a query attends to the keys up to its own position. Q and K must then have the same number of rows. The
+            last rank has the most work: it attends to all blocks, the first rank only to its own.
+        scale: the factor of the scores; None for 1/√width.
 
-    Returns O, of q's dtype, and the statistics, f32 (batch, heads, rows, 1): the logarithm of each row's sum. It has no
-    backward pass.
+    Returns O, of q's dtype, and the statistics, f32 (batch, heads, rows, 1): the logarithm of each row's sum. There
+    is no backward pass.
     """
     side = SideStream(comm)
-    q, k, v = (check_operand(name, given, side, AXES) for name, given in (("q", q), ("k", k), ("v", v)))
+    q, k, v = (check_operand(name, operand, side, AXES) for name, operand in (("q", q), ("k", k), ("v", v)))
     for name, tensor in (("k", k), ("v", v)):
         if not tensor.layout.is_contiguous:
             raise BadRequest(name, str(tensor.layout), "a dense tensor, for it is sent", f"{name}.copy()")
     if causal and q.shape[2] != k.shape[2]:
         raise BadRequest("k", str(k.layout), f"{q.shape[2]} rows, as q has: causal counts both alike")
     rank, size = side.comm.rank, side.comm.size
-    block, spare, found = (k, v), [_empty_block(side, k, v) for _ in range(min(2, size - 1))], None
+    block, spare, merged = (k, v), [_empty_block(side, k, v) for _ in range(min(2, size - 1))], None
     parts = [number for number in range(size) if not (causal and (rank - number) % size > rank)]
     for number in range(size):
         side.wait_for_reads(*block)  # after the transfer of this block, before the next one is enqueued
         onward = block if number == size - 1 else _pass_on(side, block, spare[number % 2])
         if number in parts:
             bounds: dict[str, Any] = {"right_bound": 0} if causal and number == 0 else {}
-            made: Any = sdpa_fwd(q, *block, scale=scale, stats=True, **bounds)
-            found = made if found is None else _merge(found, made, q.dtype if number == parts[-1] else F32)
+            partial_result: Any = sdpa_fwd(q, *block, scale=scale, stats=True, **bounds)
+            merged = (
+                partial_result
+                if merged is None
+                else _merge(merged, partial_result, q.dtype if number == parts[-1] else F32)
+            )
         block = onward
     side.join()
-    output: Any = found
+    output: Any = merged
     return output[0], output[1]
 
 

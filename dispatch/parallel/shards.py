@@ -1,9 +1,10 @@
 """Products of matrices whose rows or columns are on several ranks, with the collective overlapping the product.
 
 The product is cut into chunks of rows: while one is sent, the next is computed. Between the ranks of one machine copy
-engines can move the chunks (`by="copies"`, by_copies.py); otherwise NCCL does. The two ways to shard a layer's matrix
-are those of Megatron-LM, https://arxiv.org/abs/1909.08053 and, with sharded activations, /abs/2205.05198: a matrix
-sharded by columns needs only the operand's rows from the other ranks, one sharded by rows needs a sum of the results.
+engines can move the chunks (`by="copies"`, by_copies.py); otherwise NCCL moves them. The two ways to shard a layer's
+matrix are those of Megatron-LM, https://arxiv.org/abs/1909.08053 and, with sharded activations, /abs/2205.05198: a
+matrix sharded by columns needs only the operand's rows from the other ranks; one sharded by rows needs a sum of the
+results.
 """
 
 from __future__ import annotations
@@ -46,17 +47,19 @@ def matmul_all_reduce(
     compute: Compute | str | None = None,
     by: str | None = None,
 ) -> Tensor:
-    """A · B, whose inner axis is shared: each rank has some columns of A and the same rows of B. All get the result.
+    """A · B, sharded along the inner axis: each rank has some columns of A and the same rows of B. All get the result.
 
     Args:
-        a: (m, k of this rank). The dtype is the result's: sums over ranks are rounded to it.
+        a: (m, k of this rank). The result has its dtype; sums over ranks are rounded to it.
         b: (k of this rank, n).
         comm: the ranks, a World or a communicator. All have the same m and n.
-        chunks: into how many the rows of A are cut, the same on all ranks; None to measure it the first time.
+        chunks: the number of chunks into which the rows of A are cut, the same on all ranks; None: measured the first
+            time.
         compute: as in `matmul`.
-        by: what moves the data: "nccl", as None does, or "copies", by the GPUs' copy engines within one machine.
+        by: what moves the data: "nccl", or "copies": the GPUs' copy engines within one machine. None: copies if
+            they are possible; if `chunks` is None, too, the first call also measures NCCL.
 
-    Gives (m, n) on every rank. BadRequest for shapes that do not fit; Refused for copies where they cannot be.
+    Returns (m, n) on every rank. BadRequest for shapes that do not fit; Refused if copies are requested but impossible.
     """
     side = SideStream(comm)
     x, w = check_matrices(a, b, side)
@@ -64,10 +67,10 @@ def matmul_all_reduce(
     def run(count: int) -> Tensor:
         with side.stream:
             out = side.device.empty((x.shape[0], w.shape[1]), x.dtype)
-        kept = []
+        parts = []
         for rows in cut(x.shape[0], count):
             part = matmul(x[rows], w, compute=compute, out_dtype=x.dtype)
-            kept.append(part)  # so that the next chunk does not reuse its memory, and wait for it
+            parts.append(part)  # otherwise the next chunk would reuse its memory, and wait for it
             with side.stream:
                 all_reduce(part, comm=side.comm, out=out[rows])
         side.join()
@@ -88,33 +91,33 @@ def matmul_reduce_scatter(
     compute: Compute | str | None = None,
     by: str | None = None,
 ) -> Tensor:
-    """A · B as in `matmul_all_reduce`, of which each rank gets its share of the rows: (m / ranks, n).
+    """A · B as in `matmul_all_reduce`, but each rank gets only its share of the rows of the result: (m / ranks, n).
 
-    Args as there; m is a multiple of the number of ranks.
+    Args as in `matmul_all_reduce`; m is a multiple of the number of ranks.
     """
     side = SideStream(comm)
     x, w = check_matrices(a, b, side)
     size, n = side.comm.size, w.shape[1]
     if x.shape[0] % size:
         raise BadRequest("a", str(x.layout), f"a multiple of {size} rows, for so many ranks share them")
-    own = x.shape[0] // size
-    of_ranks = x.strided((size, own, x.shape[1]), (own * x.element_strides[0], *x.element_strides))
+    rows_per_rank = x.shape[0] // size
+    of_ranks = x.strided((size, rows_per_rank, x.shape[1]), (rows_per_rank * x.element_strides[0], *x.element_strides))
 
     def run(count: int) -> Tensor:
         with side.stream:
-            out = side.device.empty((own, n), x.dtype)
-        kept = []
-        for rows in cut(own, count):
+            out = side.device.empty((rows_per_rank, n), x.dtype)
+        parts = []
+        for rows in cut(rows_per_rank, count):
             part = matmul(of_ranks[:, rows], w, compute=compute, out_dtype=x.dtype)  # these rows of every rank
-            kept.append(part)
+            parts.append(part)
             with side.stream:
                 reduce_scatter(part, comm=side.comm, out=out[rows])
         side.join()
         return out
 
     key = _key("reduce_scatter", x, w, (x.shape[0], n), compute, by)
-    copied = _by_copies(by_copies.matmul_reduce_scatter, side, by, (x.shape[0] - own) * n, x, w, compute)
-    return run_in_chunks(_variants(by, copied, run), chunks, own, key, side)
+    copied = _by_copies(by_copies.matmul_reduce_scatter, side, by, (x.shape[0] - rows_per_rank) * n, x, w, compute)
+    return run_in_chunks(_variants(by, copied, run), chunks, rows_per_rank, key, side)
 
 
 def all_gather_matmul(
@@ -131,32 +134,32 @@ def all_gather_matmul(
     """A · B, where each rank has some rows of A and some columns of B, and gets all rows of its columns.
 
     Args:
-        a: (m / ranks, k), the same on all ranks; dense, for it is sent.
+        a: (m / ranks, k), the same shape on all ranks; dense, because it is sent.
         b: (k, n of this rank).
         comm: the ranks, a World or a communicator.
-        bias: (n of this rank,), with an epilogue that has one.
-        epilogue: what `matmul` does to each element: RELU, GELU, BIAS and those with both.
+        bias: (n of this rank,), for an epilogue with a bias.
+        epilogue: the epilogue of `matmul`: RELU, GELU, BIAS, or BIAS with one of the others.
         chunks, compute, by: as in `matmul_all_reduce`.
 
-    Gives (m, n of this rank), rows of rank 0 first. BadRequest for shapes that do not fit.
+    Returns (m, n of this rank), rows of rank 0 first. BadRequest for shapes that do not fit.
     """
     side = SideStream(comm)
     x, w = check_matrices(a, b, side)
-    own, n, size = x.shape[0], w.shape[1], side.comm.size
+    rows_per_rank, n, size = x.shape[0], w.shape[1], side.comm.size
     choices: dict[str, Any] = {"epilogue": epilogue, **({} if bias is None else {"bias": bias})}
     if not x.layout.is_contiguous:
         raise BadRequest("a", str(x.layout), "elements that are dense in C order, for they are sent", "a.copy()")
 
     def run(count: int) -> Tensor:
-        out = side.device.empty((size * own, n), x.dtype)
-        of_ranks = out.reshape(size, own, n)
-        kept = []
+        out = side.device.empty((size * rows_per_rank, n), x.dtype)
+        of_ranks = out.reshape(size, rows_per_rank, n)
+        parts = []
         with side.stream:
-            side.stream.wait_for(side.main)  # for what wrote A
-        for rows in cut(own, count):
+            side.stream.wait_for(side.main)  # for the kernel that wrote A
+        for rows in cut(rows_per_rank, count):
             with side.stream:
                 part = all_gather(x[rows], comm=side.comm)  # these rows of every rank
-            kept.append(part)
+            parts.append(part)
             side.wait_for_reads(part)  # after this chunk's transfer, before the next one is enqueued
             matmul(part, w, compute=compute, out=of_ranks[:, rows], **choices)
         side.join()
@@ -164,7 +167,7 @@ def all_gather_matmul(
 
     key = (*_key("all_gather", x, w, x.shape, compute, by), str(epilogue))
     copied = _by_copies(by_copies.all_gather_matmul, side, by, x.size * (side.comm.size - 1), x, w, compute, choices)
-    return run_in_chunks(_variants(by, copied, run), chunks, own, key, side)
+    return run_in_chunks(_variants(by, copied, run), chunks, rows_per_rank, key, side)
 
 
 def matmul_all_gather(
@@ -176,14 +179,14 @@ def matmul_all_gather(
     compute: Compute | str | None = None,
     by: str | None = None,
 ) -> Tensor:
-    """A · B, where each rank has some columns of B, and gets those of all: (m, n of this rank · ranks).
+    """A · B, where each rank has some columns of B, and gets all columns of the result: (m, n of this rank · ranks).
 
     Args:
         a: (m, k), the same on all ranks.
-        b: (k, n of this rank), as many columns on all ranks.
+        b: (k, n of this rank), the same number of columns on all ranks.
         comm, chunks, compute, by: as in `matmul_all_reduce`.
 
-    What comes from a rank is a block of its columns, which a kernel puts into the rows of the result.
+    Each rank sends a block of its columns, which a kernel copies into the rows of the result.
     """
     side = SideStream(comm)
     x, w = check_matrices(a, b, side)
@@ -192,20 +195,20 @@ def matmul_all_gather(
     def run(count: int) -> Tensor:
         out = side.device.empty((m, size * n), x.dtype)
         by_rank = out.reshape(m, size, n).transpose(1, 0, 2)
-        kept: list[Tensor] = []
-        before: tuple[Tensor, slice] | None = None
+        tensors: list[Tensor] = []
+        previous: tuple[Tensor, slice] | None = None
         for rows in cut(m, count):
             part = matmul(x[rows], w, compute=compute, out_dtype=x.dtype)
-            if before is not None:  # after this product, which does not wait, and before the next transfer
-                side.wait_for_reads(before[0])
+            if previous is not None:  # after this product, which does not wait, and before the next transfer
+                side.wait_for_reads(previous[0])
             with side.stream:
-                whole = all_gather(part, comm=side.comm)
-            if before is not None:
-                _place_columns(side, *before, by_rank)
-            kept += [part, whole]
-            before = (whole, rows)
-        if before is not None:
-            _place_columns(side, *before, by_rank)
+                gathered = all_gather(part, comm=side.comm)
+            if previous is not None:
+                _place_columns(side, *previous, by_rank)
+            tensors += [part, gathered]
+            previous = (gathered, rows)
+        if previous is not None:
+            _place_columns(side, *previous, by_rank)
         side.join()
         return out
 
@@ -215,7 +218,7 @@ def matmul_all_gather(
 
 
 def _place_columns(side: SideStream, whole: Tensor, rows: slice, by_rank: Tensor) -> None:
-    """Put a chunk's columns, rank by rank, into the rows of the result."""
+    """Copy a chunk's columns, rank by rank, into the rows of the result."""
     side.wait_for_reads(whole)
     if whole.size:
         roll(whole, 0, 0, out=by_rank[:, rows])
@@ -230,14 +233,14 @@ def _by_copies(
     """
     if by not in (None, "nccl", "copies"):
         raise BadRequest("by", shown(by), '"nccl", "copies", or None')
-    found = None
+    peers = None
     if by == "copies" or (by is None and MEASURE_COPIES):
-        found = peers_of(side, elements * a.dtype.itemsize) if a.dtype in COPY_DTYPES else None
-    if by == "copies" and found is None:
-        where = "between GPUs of one machine, of a process each, over as many rows as the ranks divide"
-        here = f"here are {a.layout} and {side.comm!r}"
-        raise Refused(f'by="copies" is {where}, of {" ".join(map(str, COPY_DTYPES))}; {here}')
-    return None if found is None else partial(block, side, found, a, *rest)
+        peers = peers_of(side, elements * a.dtype.itemsize) if a.dtype in COPY_DTYPES else None
+    if by == "copies" and peers is None:
+        conditions = "between GPUs of one machine, of a process each, over as many rows as the ranks divide"
+        actual = f"here are {a.layout} and {side.comm!r}"
+        raise Refused(f'by="copies" is {conditions}, of {" ".join(map(str, COPY_DTYPES))}; {actual}')
+    return None if peers is None else partial(block, side, peers, a, *rest)
 
 
 def _variants(

@@ -1,9 +1,9 @@
-"""The stream on which a communicator's collectives run beside the caller's products, and the order between the two.
+"""The stream on which a communicator's collectives run concurrently with the caller's products, and their order.
 
-Storages make streams wait for one another where they must, each time for all that the other stream has been given up to
-then; so a caller that enqueues in the right order gets no other waits. What the caller's stream reads is ordered here,
-at the moment at which only what it needs has been enqueued on the side stream. On the host both are one stream, and
-nothing overlaps.
+Storages make streams wait for one another where needed. Each such wait covers all work that is enqueued on the other
+stream so far, so the order of enqueueing decides whether there are unnecessary waits. `wait_for_reads` makes the
+caller's stream wait before it reads, at a moment when only the needed work is enqueued on the side stream. On the host
+both are one stream, and nothing overlaps.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class SideStream:
     """A communicator, the caller's stream (`main`), and the side stream on which its collectives run (`stream`).
 
     Attributes:
-        comm: the communicator that a world has now.
-        main: the stream that is current when this is made; `is_captured` says whether a graph is being captured there.
+        comm: the present communicator of a world.
+        main: the stream that is current at construction; `is_captured` says whether a graph is being captured there.
         stream: the communicator's own stream, used as `with side.stream:` around its collectives. It has a high
             priority, because a product has enough blocks for the whole GPU: a collective begins when some of them end.
     """
@@ -43,21 +43,21 @@ class SideStream:
         self.main: Stream = self.device.executor().stream
         self.is_captured = bool(self.main.capture())
         with _lock:
-            found = _streams.get(self.comm)
-            if found is None or found.closed:
-                found = _streams[self.comm] = self.device.stream(high_priority=True)
-        self.stream = found
+            stream = _streams.get(self.comm)
+            if stream is None or stream.closed:
+                stream = _streams[self.comm] = self.device.stream(high_priority=True)
+        self.stream = stream
         if self.is_captured:
-            found.wait_for(self.main)  # what runs on the side stream goes into the same graph
+            stream.wait_for(self.main)  # includes the work on the side stream in the same graph
 
     def wait_for_reads(self, *tensors: Tensor) -> None:
-        """Make the main stream wait for what wrote tensors: for all that was enqueued on the side stream up to now."""
+        """Make the main stream wait before it reads tensors: for all work enqueued on the side stream so far."""
         if not self.device.is_host:
             for tensor in tensors:
                 tensor.storage.use(self.main, write=False)
 
     def join(self) -> None:
-        """Make the main stream wait for all that was enqueued on the side stream."""
+        """Make the main stream wait for all work enqueued on the side stream."""
         self.main.wait_for(self.stream)
 
     def refuse_capture(self, name: str) -> None:
@@ -67,7 +67,7 @@ class SideStream:
 
 
 def check_operand(name: str, given: Any, side: SideStream, axes: int | None = None) -> Tensor:
-    """A tensor of ours on the communicator's device; BadType or BadRequest for anything else."""
+    """The operand as a tensor of this library on the communicator's device; BadType or BadRequest for anything else."""
     if not isinstance(given, Tensor):
         raise BadType(
             name, f"a {type(given).__name__}", "a tensor of dispatch", "dispatch.from_dlpack(x) takes it as it is"

@@ -1,12 +1,12 @@
-"""Supervisors and ranks as Ray's actors: `import dispatch.ray`, with Ray installed (`pip install 'cudabind[ray]'`).
+"""Supervisors and ranks as Ray actors: `import dispatch.ray`, with Ray installed (`pip install 'cudabind[ray]'`).
 
     supervisor  RaySupervisor: requests to a supervisor in an actor, RayFuture, RemoteTensor
     actor       what the actor does
     pool        RayPool: supervisors on the bundles of a placement group
     world       RayWorld: actors that are the ranks of a `dispatch.World`, and functions that run on all of them
 
-Ray places actors over nodes and GPUs, and starts them anew where they end. No actor's process is this one: what is sent
-to it is pickled, and tensors stay where they are.
+Ray places actors on nodes and GPUs, and restarts them when they end. An actor always runs in another process: arguments
+and results are pickled, and tensors stay in the process that has them.
 """
 
 from __future__ import annotations

@@ -80,8 +80,8 @@ class SupervisorActor:
 
     async def put(self, array: Any, dtype: str | None) -> TensorReference:
         """Copy an array to the device, and keep it."""
-        made: TensorReference = self._keep(self._supervisor.device.array(array, dtype))
-        return made
+        reference: TensorReference = self._keep(self._supervisor.device.array(array, dtype))
+        return reference
 
     async def fetch(self, reference: TensorReference) -> Any:
         """A kept tensor as an array."""
@@ -94,7 +94,7 @@ class SupervisorActor:
                 self._kept.pop(key, None)
 
     async def drop(self, refs: Sequence[Any]) -> None:
-        """Drop the kept tensors of a result that nobody has read; a failed request has none."""
+        """Drop the kept tensors of a result that was never read; a failed request has none."""
         try:
             result = await refs[0]
         except Exception:  # noqa: BLE001  # raised where the result is read
@@ -142,12 +142,12 @@ class SupervisorActor:
             hint = "fetch it, or run the request where it is"
             raise BadRequest("operand", f"a tensor of actor {reference.actor}", f"one of {self._actor}", hint)
         if reference.generation != self._generation:
-            gone = f"generation {reference.generation} of its actor has ended, and its memory with it"
-            raise StaleTensor(f"a kept tensor {list(reference.shape)}: {gone}; this is {self._generation}")
-        found = self._kept.get(reference.key)
-        if found is None:
+            reason = f"generation {reference.generation} of its actor has ended, and its memory with it"
+            raise StaleTensor(f"a kept tensor {list(reference.shape)}: {reason}; this is {self._generation}")
+        tensor = self._kept.get(reference.key)
+        if tensor is None:
             raise StaleTensor(f"a kept tensor {list(reference.shape)} was released, as its handle ended")
-        return found
+        return tensor
 
     def _operand(self, value: Any) -> Any:
         if isinstance(value, TensorReference):

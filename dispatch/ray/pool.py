@@ -34,18 +34,18 @@ def place_bundles(count: int, bundle: Mapping[str, float], strategy: str, timeou
     except module.exceptions.RayError as error:
         groups.remove_placement_group(group)
         free = {name: amount for name, amount in module.available_resources().items() if name in bundle}
-        what = f"{count} times {dict(bundle)} by {strategy}; free are {free}"
-        raise DeviceUnavailable(f"Ray has not placed {what} within {timeout:g} s") from error
+        bundles = f"{count} times {dict(bundle)} by {strategy}; free are {free}"
+        raise DeviceUnavailable(f"Ray has not placed {bundles} within {timeout:g} s") from error
     kind = strategies.PlacementGroupSchedulingStrategy
     return group, [kind(placement_group=group, placement_group_bundle_index=number) for number in range(count)]
 
 
 class RayPool:
-    """Several supervisors in Ray actors; a request goes to the one that keeps its operands, or the least busy one.
+    """Several supervisors in Ray actors; a request goes to the one that has its operands, or to the least busy one.
 
     Args:
-        count: how many.
-        strategy: of the placement group: "PACK" on few nodes, "SPREAD" over many, "STRICT_PACK" and "STRICT_SPREAD".
+        count: the number of supervisors.
+        strategy: of the placement: "PACK" on few nodes, "SPREAD" over many, "STRICT_PACK" and "STRICT_SPREAD".
         num_cpus, num_gpus, resources: of each actor.
         placing: seconds within which Ray must place all actors; otherwise DeviceUnavailable.
         choices: further arguments of each `RaySupervisor`.
@@ -73,18 +73,18 @@ class RayPool:
         if not bundle:
             raise BadRequest("num_cpus", "0", "something that Ray can place: CPUs, GPUs or resources")
         self._group, strategies = place_bundles(count, bundle, strategy, placing)
-        own = {"num_cpus": num_cpus, "num_gpus": num_gpus, "resources": resources, **choices}
+        arguments = {"num_cpus": num_cpus, "num_gpus": num_gpus, "resources": resources, **choices}
         self.supervisors: tuple[RaySupervisor, ...] = ()
         try:
             for each in strategies:
-                made = RaySupervisor(**own, options={"scheduling_strategy": each, **(options or {})})
-                self.supervisors += (made,)
+                supervisor = RaySupervisor(**arguments, options={"scheduling_strategy": each, **(options or {})})
+                self.supervisors += (supervisor,)
         except BaseException:
             self.close()
             raise
 
     def submit(self, request: Any, /, **fields: Any) -> RayFuture:
-        """As `RaySupervisor.submit`, to the supervisor that keeps an operand, or that with the least in flight."""
+        """As `RaySupervisor.submit`, on the supervisor that has an operand, or else on the least busy one."""
         for value in fields.values():
             if isinstance(value, RemoteTensor):
                 return self._owner(value).submit(request, **fields)

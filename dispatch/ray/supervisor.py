@@ -32,21 +32,21 @@ if TYPE_CHECKING:
 __all__ = ["RayFuture", "RaySupervisor", "RemoteTensor", "unwrap_ray_error"]
 
 RETRY_SECONDS = 0.1  # seconds between calls of an actor that is being restarted
-EXTRA_CALLS = 8  # concurrent calls of an actor in addition to its requests
+EXTRA_CALLS = 8  # concurrent calls of an actor besides its requests
 CLOSE_TIMEOUT = 60.0  # seconds within which an actor must finish its work when it is closed
 
 
 def unwrap_ray_error(error: BaseException) -> BaseException:
-    """The error that was raised in the actor, or ActorLost, for an error of Ray."""
+    """Convert an error of Ray to the error that was raised in the actor, or to ActorLost."""
     exceptions = ray().exceptions
     if isinstance(error, exceptions.RayTaskError):
         inner = error.cause
         return unwrap_ray_error(inner) if isinstance(inner, exceptions.RayError) else inner
     if isinstance(error, exceptions.RayActorError):
-        what = "the actor has ended, or is being started anew; what it had in flight may have run or not"
-        made = ActorLost(f"{what}: {str(error).splitlines()[0]}")
-        made.__cause__ = error
-        return made
+        text = "the actor has ended, or is being started anew; what it had in flight may have run or not"
+        lost_error = ActorLost(f"{text}: {str(error).splitlines()[0]}")
+        lost_error.__cause__ = error
+        return lost_error
     if isinstance(error, exceptions.GetTimeoutError):
         return TimeoutError(str(error))
     return error
@@ -59,8 +59,8 @@ class RemoteTensor:
     elsewhere as long as this one lives.
 
     Attributes:
-        shape, dtype: of the tensor; `dtype` is its name in this library.
-        generation: of its actor.
+        shape, dtype: the tensor's shape, and the name of its dtype in this library.
+        generation: the generation of its actor.
     """
 
     def __init__(self, reference: TensorReference, actor: Any, *, is_owner: bool = True) -> None:
@@ -69,8 +69,8 @@ class RemoteTensor:
 
     def fetch(self, timeout: float | None = None) -> np.ndarray[Any, Any]:
         """A copy as a NumPy array; raises StaleTensor if its actor was restarted, ActorLost or TimeoutError."""
-        found: np.ndarray[Any, Any] = _get(self._actor.fetch.remote(self._reference), timeout)
-        return found
+        array: np.ndarray[Any, Any] = _get(self._actor.fetch.remote(self._reference), timeout)
+        return array
 
     numpy = fetch
 
@@ -106,7 +106,7 @@ class RayFuture:
 
     def __init__(self, ref: Any, wrap: Callable[[Any], Any], keeper: RaySupervisor | None) -> None:
         self.ref, self._wrap, self._keeper = ref, wrap, keeper
-        self._handles: Any = None  # of a kept result, which lives as long as this future or these handles
+        self._handles: Any = None  # handles of a kept result, which lives as long as this future or they do
 
     def result(self, timeout: float | None = None) -> Any:
         """Wait and return the result: NumPy arrays, or handles if it is kept; raises the request's error.
@@ -146,7 +146,7 @@ class RayFuture:
     def __del__(self) -> None:
         if self._keeper is None or self._handles is not None or sys.is_finalizing():
             return
-        if ray().is_initialized():  # nobody has read it; in a list, because Ray would wait for a plain argument
+        if ray().is_initialized():  # the result was not read; in a list, because Ray would wait for a plain argument
             self._keeper._actor.drop.remote([self.ref])
 
 
@@ -154,17 +154,18 @@ class RaySupervisor:
     """A supervisor in a Ray actor, on this node or another one.
 
     Args:
-        device: in the actor, where "cuda:0" is the first GPU that Ray gives it; None for that, or the host without one.
-        num_cpus, num_gpus, resources: what Ray reserves for the actor.
+        device: the device in the actor, where "cuda:0" is the first GPU that Ray assigns to it. None: that GPU, or the
+            host if it has no GPU.
+        num_cpus, num_gpus, resources: the resources that Ray reserves for the actor.
         max_restarts: how often Ray restarts the actor if its process ends; -1 for always.
         max_pending: requests that this handle may have in flight.
         when_full: "block" until there is room, or "raise" QueueFull.
         options: Ray's options of the actor: scheduling_strategy, name, runtime_env, …
         supervisor: further arguments of `dispatch.Supervisor`: streams, isolation, …
 
-    Requests begin in the order of their submission. Requests in flight when the actor ends fail with ActorLost, and so
-    do those submitted until it is running again; `ready()` waits for that. An actor whose device has a fault from which
-    it cannot recover reports it and then exits.
+    Requests start in the order of submission. When the actor ends, requests in flight fail with ActorLost, and so do
+    requests submitted before it is running again; `ready()` waits until it is. If the actor's device has a fault from
+    which it cannot recover, the actor reports it and then exits.
     """
 
     def __init__(
@@ -180,24 +181,28 @@ class RaySupervisor:
         options: Mapping[str, Any] | None = None,
         **supervisor: Any,
     ) -> None:
-        known = signature_of(Supervisor).parameters.keys()
+        supervisor_names = signature_of(Supervisor).parameters.keys()
         if any(
-            name not in known for name in supervisor
-        ):  # otherwise the actor itself would fail, each time Ray starts it
+            name not in supervisor_names for name in supervisor
+        ):  # otherwise the actor would fail each time Ray starts it
             refuse_arguments("Supervisor", Supervisor, (), supervisor)
         check_at_least("max_pending", max_pending, 1)
         check_at_least("max_restarts", max_restarts, -1)
         check_choice("when_full", when_full, ("block", "raise"))
         check_number("num_cpus", num_cpus, low=0)
         check_number("num_gpus", num_gpus, low=0)
-        given: dict[str, Any] = {
+        actor_options: dict[str, Any] = {
             "num_cpus": num_cpus,
             "num_gpus": num_gpus,
             "max_restarts": max_restarts,
             "max_task_retries": 0,
         }
-        given |= {"max_concurrency": max_pending + EXTRA_CALLS} | ({"resources": dict(resources)} if resources else {})
-        self._actor = ray().remote(SupervisorActor).options(**given, **(options or {})).remote(device, supervisor)
+        actor_options |= {"max_concurrency": max_pending + EXTRA_CALLS} | (
+            {"resources": dict(resources)} if resources else {}
+        )
+        self._actor = (
+            ray().remote(SupervisorActor).options(**actor_options, **(options or {})).remote(device, supervisor)
+        )
         self._max_pending, self._when_full = max_pending, when_full
         self._lock, self._in_flight, self.closed = threading.Lock(), [], False  # type: tuple[Any, list[Any], bool]
 
@@ -217,17 +222,17 @@ class RaySupervisor:
         Operands are NumPy arrays, handles of tensors in the actor, futures of other requests, and ObjectRefs of arrays,
         which Ray transfers from wherever they are. With `keep` the result stays in the actor, and its future returns
         handles. `timeout` is as in `Supervisor.submit`. Raises QueueFull if there is no room and `when_full` is "raise"
-        or the timeout is over; Closed; TypeError for a field that the class lacks. All other errors of the request are
-        raised by the future.
+        or the timeout is over; Closed; TypeError for a field that the class lacks. The future raises all other errors
+        of the request.
         """
         check_bool("keep", keep)
         if timeout is not None:
             check_number("timeout", timeout, low=0)
-        kind, given = (request, fields) if isinstance(request, type) else (type(request), _fields(request, fields))
-        known: Any = kind
-        if issubclass(known, Request) and any(name not in signature_of(kind).parameters for name in given):
-            refuse_arguments(kind.__name__, kind, (), given)
-        sent = {name: self._field_to_send(name, value) for name, value in given.items()}
+        kind, arguments = (request, fields) if isinstance(request, type) else (type(request), _fields(request, fields))
+        request_class: Any = kind
+        if issubclass(request_class, Request) and any(name not in signature_of(kind).parameters for name in arguments):
+            refuse_arguments(kind.__name__, kind, (), arguments)
+        sent = {name: self._field_to_send(name, value) for name, value in arguments.items()}
         until = None if timeout is None else time.monotonic() + timeout
         with self._lock:
             self._wait_for_room(until)
@@ -240,8 +245,8 @@ class RaySupervisor:
         """Copy an array into the actor's device memory, and return its handle; `source` may be an ObjectRef of one."""
         self._check()
         name = None if dtype is None else str(dtype)
-        found: RemoteTensor = self._wrap(_get(self._actor.put.remote(_value_to_send(source), name), timeout))
-        return found
+        handle: RemoteTensor = self._wrap(_get(self._actor.put.remote(_value_to_send(source), name), timeout))
+        return handle
 
     def _wait_for_room(self, until: float | None) -> None:
         """Remove requests that have ended, and wait while there are too many."""
@@ -252,9 +257,9 @@ class RaySupervisor:
         _, self._in_flight = wait(self._in_flight, num_returns=len(self._in_flight), timeout=0, fetch_local=False)
         if len(self._in_flight) < self._max_pending:
             return
-        left = None if until is None else max(0.0, until - time.monotonic())
+        seconds = None if until is None else max(0.0, until - time.monotonic())
         if self._when_full == "block":
-            _, self._in_flight = wait(self._in_flight, num_returns=1, timeout=left, fetch_local=False)
+            _, self._in_flight = wait(self._in_flight, num_returns=1, timeout=seconds, fetch_local=False)
         if len(self._in_flight) >= self._max_pending:
             raise QueueFull(f"{self!r} has {len(self._in_flight)} requests in flight (max_pending={self._max_pending})")
 
@@ -292,17 +297,17 @@ class RaySupervisor:
         self._check()
         until, module = time.monotonic() + timeout, ray()
         while True:
-            left = until - time.monotonic()
+            seconds = until - time.monotonic()
             try:
-                found: ActorInfo = module.get(self._actor.info.remote(), timeout=max(left, 0.0))
+                info: ActorInfo = module.get(self._actor.info.remote(), timeout=max(seconds, 0.0))
             except module.exceptions.ActorUnavailableError as error:
-                if left < RETRY_SECONDS:
+                if seconds < RETRY_SECONDS:
                     raise unwrap_ray_error(error) from None
                 time.sleep(RETRY_SECONDS)
             except module.exceptions.RayError as error:
                 raise unwrap_ray_error(error) from None
             else:
-                return found
+                return info
 
     def stats(self, timeout: float | None = None) -> Any:
         """The counts of the actor's supervisor."""
@@ -319,9 +324,9 @@ class RaySupervisor:
             try:
                 module.get(self._actor.close.remote(), timeout=CLOSE_TIMEOUT)
             except module.exceptions.RayError as error:
-                own = unwrap_ray_error(error)
-                if isinstance(own, DispatchError) and not isinstance(own, ActorLost):
-                    raise own from None
+                cause = unwrap_ray_error(error)
+                if isinstance(cause, DispatchError) and not isinstance(cause, ActorLost):
+                    raise cause from None
             finally:
                 module.kill(self._actor)
             return
@@ -346,8 +351,8 @@ def _fields(request: Any, further: Mapping[str, Any]) -> dict[str, Any]:
         raise BadRequest("request", f"a {type(request).__name__}", "a request, or a class of requests with its fields")
     if further:
         raise BadRequest("fields", ", ".join(further), "a class of requests with fields, or a request alone")
-    own: Any = request
-    return {field.name: getattr(request, field.name) for field in fields_of(own) if field.init}
+    instance: Any = request
+    return {field.name: getattr(request, field.name) for field in fields_of(instance) if field.init}
 
 
 def _value_to_send(value: Any) -> Any:

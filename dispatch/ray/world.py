@@ -1,4 +1,4 @@
-"""RayWorld: Ray actors that are the ranks of one world, and functions that run on all of them."""
+"""RayWorld: Ray actors as the ranks of one world; `run` calls a function on all of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RETRY_SECONDS = 0.1  # seconds between calls of an actor that is being restarted
 
 
 class ActorWorld(World):
-    """The world that functions on a RayWorld's ranks are called with; it also keeps data between calls.
+    """The world that is passed to functions on a RayWorld's ranks; it also keeps data between calls.
 
     Attributes:
         kept: a dict in this rank's process; it is empty after Ray has restarted the process.
@@ -42,10 +42,10 @@ class RankActor:
     def __init__(self, name: str, rank: int, size: int, device: str | None, choices: dict[str, Any]) -> None:
         self._world = ActorWorld.from_ray(name, rank, size, device, **choices)
         self._world.kept = {}
-        self._is_new = True  # whether it has just joined, and so is in the newest generation
+        self._is_new = True  # whether it has just joined, so it is in the newest generation
 
     def run(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Call a function with the world. An error that is no CollectiveError aborts the collectives of all ranks."""
+        """Call a function with the world. An error other than CollectiveError aborts the collectives of all ranks."""
         self._is_new = False
         try:
             return function(self._world, *args, **kwargs)
@@ -76,9 +76,10 @@ class RayWorld:
 
     Args:
         size: the number of ranks.
-        device: of each rank; "cuda:0" is the GPU that Ray gives it; None for that, or the host if `num_gpus` is 0.
-        num_cpus, num_gpus, resources: of each rank.
-        strategy: of their placement group.
+        device: the device of each rank; "cuda:0" is the GPU that Ray assigns to it. None: that GPU, or the host if
+            `num_gpus` is 0.
+        num_cpus, num_gpus, resources: the resources that Ray reserves for each rank.
+        strategy: the strategy of the placement group.
         max_restarts: how often Ray restarts each actor; `rebuild` then includes it in the next communicator.
         deadline: seconds that a collective may take, and within which all ranks must join.
         placing: seconds within which Ray must place all actors.
@@ -109,13 +110,13 @@ class RayWorld:
         bundle = {name: amount for name, amount in {"CPU": num_cpus, "GPU": num_gpus}.items() if amount}
         self._group, strategies = place_bundles(size, bundle | dict(resources or {}), strategy, placing)
         self._rendezvous_actor = rendezvous_actor(name)  # owned by this process, so that it outlives ranks
-        given: dict[str, Any] = {"num_cpus": num_cpus, "num_gpus": num_gpus, "max_restarts": max_restarts}
-        given |= {"resources": dict(resources)} if resources else {}
+        actor_options: dict[str, Any] = {"num_cpus": num_cpus, "num_gpus": num_gpus, "max_restarts": max_restarts}
+        actor_options |= {"resources": dict(resources)} if resources else {}
         choices = {"restarts": max_restarts != 0, "deadline": deadline, "config": config}
         self._actors = [
             ray()
             .remote(RankActor)
-            .options(**given, scheduling_strategy=strategies[rank], **(options or {}))
+            .options(**actor_options, scheduling_strategy=strategies[rank], **(options or {}))
             .remote(name, rank, size, device, choices)
             for rank in range(size)
         ]
@@ -128,8 +129,9 @@ class RayWorld:
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
         """Call `function(world, …)` on each rank, and return the results in the order of the actors.
 
-        If ranks fail, an error that is no CollectiveError is raised rather than those that follow from it; RankLost for
-        an actor that has ended. After that, call `rebuild` first. The result of a rank that is gone for good is None.
+        If ranks fail, the first error that is not a CollectiveError is raised, because the others follow from it. If an
+        actor has ended, this is RankLost. After that, call `rebuild` first. The result of a rank that is not restarted
+        is None.
         """
         return self._call_all("run", function, args, kwargs)
 
@@ -161,16 +163,16 @@ class RayWorld:
                 time.sleep(RETRY_SECONDS)  # Ray is restarting it
                 refs[rank] = getattr(self._actors[rank], method).remote(*args)
             except module.exceptions.RayError as error:
-                own = unwrap_ray_error(error)
-                if isinstance(own, ActorLost):
-                    self._actors[rank] = None  # for good
+                cause = unwrap_ray_error(error)
+                if isinstance(cause, ActorLost):
+                    self._actors[rank] = None  # it is not restarted again
                     if method == "rebuild":
                         continue
-                    own = _rank_lost(rank, own)
-                errors.append(own)
+                    cause = _rank_lost(rank, cause)
+                errors.append(cause)
         if errors:
-            lost = [error for error in errors if isinstance(error, RankLost)]
-            raise next((each for each in errors if not isinstance(each, CollectiveError)), (lost or errors)[0])
+            rank_losses = [error for error in errors if isinstance(error, RankLost)]
+            raise next((each for each in errors if not isinstance(each, CollectiveError)), (rank_losses or errors)[0])
         return results
 
     def _check(self) -> None:
@@ -202,6 +204,6 @@ class RayWorld:
 
 
 def _rank_lost(rank: int, cause: BaseException) -> RankLost:
-    made = RankLost(f"rank {rank}: {cause}", (rank,))
-    made.__cause__ = cause
-    return made
+    error = RankLost(f"rank {rank}: {cause}", (rank,))
+    error.__cause__ = cause
+    return error

@@ -1,8 +1,8 @@
-"""Signals in SciPy's words, by requests of several op families: convolutions, and spectra of frames.
+"""Signal processing with SciPy's names and conventions: convolutions, and spectra of frames.
 
-The files: convolutions; spectra, over frames (the window, what stands beyond a signal's ends); and home, which takes in
-operands of other libraries and gives results back to these. Each function is some requests, one after another, on the
-current stream; nothing waits.
+The files: convolutions; spectra; frames (the window, and the padding at a signal's ends); and framework_operands, which
+converts operands of other libraries to tensors and results to arrays of that library. Each function runs requests of
+several op families, one after another, on the current stream; nothing waits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Frames of a signal, for the spectra of `dispatch.signal`: the window, and what stands before and behind."""
+"""Frames of a signal, for the spectra of `dispatch.signal`: their window, and the padding at the signal's ends."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ __all__ = [
 ]
 
 REAL_DTYPES = {**dict.fromkeys(WHOLE, F64), F16: F32, BF16: F32}
-DEFAULT_SIZE = 256  # elements of a frame unless it is said
+DEFAULT_SIZE = 256  # elements of a frame by default
 
 
 class Boundary(Choice):
-    """What stands for half a frame before and behind a signal: zeros, its mirror image, or its ends."""
+    """The padding of half a frame before and after a signal: zeros, its mirror image (EVEN, ODD), or its end values."""
 
     ZEROS = 0
     EVEN = 1
@@ -45,9 +45,9 @@ class Boundary(Choice):
 
 
 class Scaling(Choice):
-    """What a spectrum is of: SPECTRUM the squares of amplitudes, DENSITY these for each unit of frequency.
+    """The scaling of a spectrum: SPECTRUM: squared amplitudes; DENSITY: squared amplitudes per unit of frequency.
 
-    PSD is SciPy's word for the latter in `stft`.
+    PSD is SciPy's name of DENSITY in `stft`.
     """
 
     SPECTRUM = 0
@@ -56,7 +56,7 @@ class Scaling(Choice):
 
 
 class Frames(NamedTuple):
-    """How long a frame is, the step to the next one, how many points it is transformed to, and its window in f64."""
+    """The length of a frame, the step to the next one, the number of points of its transform, and its window in f64."""
 
     size: int
     step: int
@@ -65,13 +65,13 @@ class Frames(NamedTuple):
 
 
 def frames_of(window: Any, nperseg: int | None, noverlap: int | None, nfft: int | None, most: int | None) -> Frames:
-    """The frames that are asked for, of a signal of `most` elements if that is a limit; BadRequest for misfits."""
-    given = None if isinstance(window, (str, tuple)) else window_array(window)
+    """The frames of the caller's arguments, at most `most` elements long; BadRequest for arguments that do not fit."""
+    samples = None if isinstance(window, (str, tuple)) else window_array(window)
     size = DEFAULT_SIZE if nperseg is None else check_int("nperseg", nperseg, 1)
-    if given is not None:
-        if nperseg is not None and size != given.size:
-            raise BadRequest("nperseg", str(nperseg), f"{given.size}, as many as the window has")
-        size = given.size
+    if samples is not None:
+        if nperseg is not None and size != samples.size:
+            raise BadRequest("nperseg", str(nperseg), f"{samples.size}, as many as the window has")
+        size = samples.size
         if most is not None and size > most:
             raise BadRequest("window", f"{size} elements", f"at most {most}, as the signal has")
     elif most is not None and size > most:
@@ -84,11 +84,11 @@ def frames_of(window: Any, nperseg: int | None, noverlap: int | None, nfft: int 
     points = size if nfft is None else check_int("nfft", nfft, 1)
     if points < size:
         raise BadRequest("nfft", str(points), f"nperseg, {size}, or more")
-    return Frames(size, size - overlap, points, named_window(window, size) if given is None else given)
+    return Frames(size, size - overlap, points, named_window(window, size) if samples is None else samples)
 
 
 def window_array(window: Any) -> Array:
-    """A window that is given as an array, or as a list of numbers; of any library, copied to the host."""
+    """A window from a list of numbers or an array of any library, copied to the host."""
     is_plain = isinstance(window, (list, np.ndarray))
     array = np.asarray(window) if is_plain else FrameworkOperands(window=window).tensors[0].numpy()
     if array.ndim != 1 or not array.size or array.dtype.kind not in "fiu":
@@ -97,7 +97,7 @@ def window_array(window: Any) -> Array:
 
 
 def named_window(window: Any, size: int) -> Array:
-    """SciPy's window of a name, or of a tuple of a name and its parameters."""
+    """SciPy's window for a name, or for a tuple of a name and parameters."""
     try:
         from scipy.signal import get_window
     except ImportError as error:
@@ -106,26 +106,26 @@ def named_window(window: Any, size: int) -> Array:
             "window", shown(window), "an array, for SciPy is not installed, which knows names", hint
         ) from error
     try:
-        made: Array = get_window(window, size)
+        samples: Array = get_window(window, size)
     except ValueError as error:
         raise BadRequest("window", shown(window), "a window that scipy.signal.get_window knows", str(error)) from error
-    return made
+    return samples
 
 
 def window_of(x: Tensor, frames: Frames, factor: float) -> Tensor:
-    """The window times a number, on a signal's device and in the precision that this is computed in."""
+    """The window times `factor`, on the signal's device and in the precision in which the signal is transformed."""
     spectrum: Any = result_dtype(x.dtype, DftKind.C2C)
     return x.device.array((frames.window * factor).astype(COMPUTED[spectrum][0].numpy))
 
 
 def in_computed_precision(x: Tensor, *, is_needed: bool) -> Tensor:
-    """A signal in the precision that it is computed in; only where it is needed, for the host converts it."""
+    """A signal in the precision in which it is transformed; converted only if needed, because the host converts it."""
     kind = REAL_DTYPES.get(x.dtype, x.dtype)
     return x.astype(kind) if is_needed and kind is not x.dtype else x
 
 
 def checked_axis(name: str, x: Tensor, axis: int, axis_name: str = "axis") -> int:
-    """An axis from 0 on; BadRequest where a signal has no such one, or no elements."""
+    """The axis as a number from 0 on; BadRequest if the signal has no such axis, or no elements."""
     if x.ndim == 0:
         raise BadRequest(name, str(x.layout), "one axis or more", "x[None] adds one")
     axis = check_int(axis_name, axis, -x.ndim, x.ndim - 1)
@@ -137,17 +137,17 @@ def checked_axis(name: str, x: Tensor, axis: int, axis_name: str = "axis") -> in
 
 
 def pad_signal(x: Tensor, before: int, behind: int, boundary: Boundary | str | None) -> Tensor:
-    """A signal along the last axis of (batch, n), dense, with as many elements before, and `behind` zeros at the end.
+    """Signals (batch, n), dense, padded along the last axis by `boundary`, and then by `behind` zeros at the end.
 
-    `boundary` says what stands before and behind for `before` elements each; None for nothing.
+    `boundary` determines the values of the `before` elements on either side; with None there are none.
     """
     batch, n = x.shape
     side = before if boundary is not None else 0
-    made = x.device.zeros((batch, n + 2 * side + behind), x.dtype)
-    copy_view(x, made[:, side : side + n])
+    padded = x.device.zeros((batch, n + 2 * side + behind), x.dtype)
+    copy_view(x, padded[:, side : side + n])
     kind = None if boundary is None else check_enum("boundary", boundary, Boundary)
     if kind in (None, Boundary.ZEROS) or not side:
-        return made
+        return padded
     if side > n - 1 and kind is not Boundary.CONSTANT:
         raise BadRequest(
             "boundary", shown(boundary), f"more than {side} elements of x, which has {n}", 'boundary="zeros"'
@@ -155,28 +155,28 @@ def pad_signal(x: Tensor, before: int, behind: int, boundary: Boundary | str | N
     last = n - 2 - side
     mirrors = x[:, side:0:-1], x[:, n - 2 : last if last >= 0 else None : -1]
     ends = (
-        (made[:, :side], x[:, :1], mirrors[0]),
-        (made[:, side + n : n + 2 * side], x[:, n - 1 :], mirrors[1]),
+        (padded[:, :side], x[:, :1], mirrors[0]),
+        (padded[:, side + n : n + 2 * side], x[:, n - 1 :], mirrors[1]),
     )
-    for place, end, mirror in ends:
-        copy_view(mirror if kind is Boundary.EVEN else end.strided((batch, side), (end.element_strides[0], 0)), place)
+    for target, end, mirror in ends:
+        copy_view(mirror if kind is Boundary.EVEN else end.strided((batch, side), (end.element_strides[0], 0)), target)
         if kind is Boundary.ODD:
-            geam(place, copy_view(mirror), alpha=2.0, beta=-1.0, out=place)
-    return made
+            geam(target, copy_view(mirror), alpha=2.0, beta=-1.0, out=target)
+    return padded
 
 
 def scale_columns(rows: Tensor, factors: Tensor) -> Tensor:
-    """Each column of (m, n) times a number of its own, in memory of its own."""
+    """Each column of (m, n) times its factor, in new memory."""
     return dgmm(rows, factors, side="right", out=rows.device.empty(rows.shape, rows.dtype))
 
 
 def remove_means(frames: Tensor) -> Tensor:
-    """Frames without the mean of each, in memory of their own."""
+    """The frames, each minus its mean, in new memory."""
     size = frames.shape[-1]
-    own = copy_view(frames)
-    rows = own.reshape(-1, size)
+    centered = copy_view(frames)
+    rows = centered.reshape(-1, size)
     ones = frames.device.array(np.ones(size, frames.dtype.numpy))
     means = gemv(rows, ones, alpha=1 / size)
     outer = geru if frames.dtype in (C64, C128) else ger
     outer(means, ones, alpha=-1.0, a=rows, out=rows)
-    return own
+    return centered

@@ -1,4 +1,4 @@
-"""Arrays of other libraries as operands, results as arrays of the same library, and copies of views on the device."""
+"""Operands from arrays of other libraries, results as arrays of the same library, and copies of views on a device."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ __all__ = ["FrameworkOperands", "copy_view", "framework_operands"]
 
 
 class FrameworkOperands:
-    """The other library that a function's operands come from, if any, and tensors over the operands' memory."""
+    """The library of a function's operands (None for this one), and tensors that share the operands' memory."""
 
     def __init__(self, **operands: Any) -> None:
         self.framework: Framework | None = None
         self.tensors: list[Tensor] = []
-        for name, given in operands.items():
-            framework = check_array(name, given)
-            self.tensors.append(given if framework is None else framework.tensor(name, given))
+        for name, operand in operands.items():
+            framework = check_array(name, operand)
+            self.tensors.append(operand if framework is None else framework.tensor(name, operand))
             self.framework = self.framework or framework
 
     def to_framework(self, tensor: Tensor) -> Any:
-        """A result as an array of that library."""
+        """The result as an array of the operands' library."""
         return tensor if self.framework is None else self.framework.wrapped(tensor)
 
 
 @contextmanager
 def framework_operands(**operands: Any) -> Iterator[FrameworkOperands]:
-    """Operands by name; within, the current stream is that of their library."""
-    found = FrameworkOperands(**operands)
-    stream = None if found.framework is None else found.framework.stream(found.tensors[0].device)
+    """Context manager with the operands, by name; inside it, the current stream is that of their library."""
+    converted = FrameworkOperands(**operands)
+    stream = None if converted.framework is None else converted.framework.stream(converted.tensors[0].device)
     with NULL_CONTEXT if stream is None else stream:
-        yield found
+        yield converted
 
 
 def copy_view(source: Tensor, out: Tensor | None = None) -> Tensor:
-    """The elements of a view in a tensor of ours, dense unless it is given; on a GPU by a kernel, without waiting."""
+    """Copy a view into `out`, by default a new dense tensor; on a GPU by a kernel, without waiting."""
     if out is None:
         out = source.device.empty(source.shape, source.dtype)
     if source.size:

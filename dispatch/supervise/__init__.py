@@ -1,1 +1,1 @@
-"""Workers in threads and in processes, their queues, and what tells of them."""
+"""Workers in threads and in processes, their queues, and their statistics, traces, journals and status server."""

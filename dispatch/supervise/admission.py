@@ -1,7 +1,7 @@
-"""Admission: what happens to requests when the queues are full: they wait, are refused, or displace the oldest one.
+"""Admission: the handling of requests when the queues are full: they wait, are refused, or displace the oldest one.
 
-WorkerPool derives from it. The main thread runs this code, and Ctrl-C may come between any two steps: their order is
-such that nothing stays half done, or the next caller finishes it. This module never runs a request.
+WorkerPool derives from it. The main thread runs this code, and Ctrl-C may come between any two steps: their order
+ensures that nothing stays half done, or that the next caller finishes it. This module never runs a request.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Admission(ABC):
     blocked: int
     gates: list[Any]  # locks, each with a thread that waits for room
     dropped: int  # requests that failed in favour of newer ones
-    withdrawn: int  # requests that were to be dropped and were cancelled already
+    withdrawn: int  # requests chosen to be dropped that were cancelled already
 
     @abstractmethod
     def check(self) -> None:
@@ -94,7 +94,7 @@ class Admission(ABC):
         """A queue with room, once there is one; QueueFull if waiting is not allowed or takes too long."""
         if when_full == "drop_oldest":
             queue = min(queues, key=lambda queue: len(queue.pending))
-            if len(queue.pending) >= queue.limit:  # the one that was full may be another
+            if len(queue.pending) >= queue.limit:  # another queue may have been the full one
                 self.drop_oldest([queue], 1)
             return queue
         while True:
@@ -102,17 +102,17 @@ class Admission(ABC):
             gate.acquire()
             with self.lock:
                 self.gates.append(gate)
-                self.blocked = len(self.gates)  # before the check below: whoever makes room after it wakes this thread
+                self.blocked = len(self.gates)  # before the check below: a thread that makes room later wakes this one
             try:
                 self.check()
                 queue = min(queues, key=lambda queue: len(queue.pending))
                 if len(queue.pending) < queue.limit:
                     return queue
                 _wake_all(queues)  # a thread that filled a queue may have been interrupted before it woke the worker
-                left = None if deadline is None else deadline - monotonic()
-                if when_full == "raise" or self.is_own_thread() or (left is not None and left <= 0):
+                seconds = None if deadline is None else deadline - monotonic()
+                if when_full == "raise" or self.is_own_thread() or (seconds is not None and seconds <= 0):
                     raise QueueFull(self.full_message(queues, when_full, deadline))
-                gate.acquire(True, -1 if left is None else min(left, LONGEST))
+                gate.acquire(True, -1 if seconds is None else min(seconds, LONGEST))
             finally:
                 with self.lock:
                     if gate in self.gates:

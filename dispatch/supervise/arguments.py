@@ -19,20 +19,22 @@ __all__ = ["check_at_least", "check_choice", "check_futures", "check_names", "co
 
 def conditional_future(request: Request[R_co], deadline: float | None, after: Any) -> ConditionalFuture[R_co]:
     """A future with a deadline (monotonic seconds, or None), and with others that it depends on."""
-    others = check_futures(after)
-    return ConditionalFuture(request, others) if deadline is None else TimedFuture(request, deadline, others)
+    dependencies = check_futures(after)
+    return (
+        ConditionalFuture(request, dependencies) if deadline is None else TimedFuture(request, deadline, dependencies)
+    )
 
 
 def check_futures(after: Any) -> tuple[Future, ...]:
     """The futures to run after, as a tuple; BadRequest for anything else."""
     try:
-        others = (after,) if isinstance(after, Future) else tuple(after)
+        futures = (after,) if isinstance(after, Future) else tuple(after)
     except Exception as error:
         raise BadRequest("after", shown(after), "futures of requests that were submitted before") from error
-    for other in others:
-        if not isinstance(other, Future):
-            raise BadRequest("after", shown(other), "futures of requests that were submitted before")
-    return others
+    for future in futures:
+        if not isinstance(future, Future):
+            raise BadRequest("after", shown(future), "futures of requests that were submitted before")
+    return futures
 
 
 def check_choice(name: str, given: Any, accepted: tuple[str, ...]) -> None:

@@ -23,7 +23,7 @@ class Batch:
         self.event = event
         self.began = perf_counter()  # just before its first request was enqueued
         self.recorded = False
-        self.mark = 0  # for the completion's own use
+        self.mark = 0  # for use by the completion only
         self.futures: list[Future] = []
-        # Kept until the GPU is done: they refer to the operands, which may be other libraries'.
+        # Kept until the GPU is done: they refer to the operands, whose memory may belong to other libraries.
         self.requests: list[Request] = []

@@ -1,4 +1,4 @@
-"""Circuit: what a pool does when a worker breaks: it replaces the worker, or, after too many breaks, stops.
+"""Circuit: when a worker breaks, the pool replaces it, or stops after too many breaks.
 
 WorkerPool derives from it; limits.py counts. With a cooldown the open circuit half-opens, on the same device and
 memory.
@@ -31,7 +31,7 @@ __all__ = ["Circuit"]
 class Circuit:
     """The restarts of a pool.
 
-    Guarantees: if the system gives no new thread, the replacement runs on the thread of the worker that broke. While
+    Guarantees: if the system cannot start a thread, the replacement runs on the thread of the worker that broke. While
     the circuit is open nothing stays queued: `refusal` says why, and a thread that adds to a queue and then finds
     `WorkerQueue.draining` set ends what is in it.
     """
@@ -79,7 +79,7 @@ class Circuit:
         return True
 
     def open_circuit(self, text: str, cause: BaseException) -> None:
-        """After one break too many: refuse new requests and fail the queued ones, for good or for the cooldown."""
+        """After one break too many: refuse new requests and fail the queued ones, permanently or for the cooldown."""
         broken = WorkerFailed(f"{text}; {self.limit.advice()}")
         broken.__cause__ = cause
         cooldown = self.limit.cooldown
@@ -113,8 +113,8 @@ class Circuit:
 
     def _cool_down(self) -> None:
         """Wait until the circuit half-opens, on the thread of a worker that broke."""
-        while self.cooling_down and (left := self.cooldown_ends - monotonic()) > 0:
-            if self.cooldown_gate.acquire(True, min(left, LONGEST)):  # the pool ends
+        while self.cooling_down and (seconds := self.cooldown_ends - monotonic()) > 0:
+            if self.cooldown_gate.acquire(True, min(seconds, LONGEST)):  # the pool ends
                 with suppress(RuntimeError):
                     self.cooldown_gate.release()  # for the next thread that waits
                 return

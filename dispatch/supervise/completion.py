@@ -4,9 +4,9 @@ cuda_worker.py makes one for each worker, passes it every batch, and asks it abo
 status is the driver's own for the event recorded after the batch. This module enqueues nothing except the callback.
 
 For one caller at a time, the time from submit to result of a product of 64^3 on an H200 is 30 to 37 us with "poll", 47
-to 57 with "block" and 77 to 84 with "callback", whose host function was one in Python then, using 1.0, 1.1 and 1.2 CPU
-seconds per second; for a product of 5 ms all use 0.06 to 0.08. So with the pauses of "poll" the others save little.
-tests/benchmarks/bench_completion.py measures it.
+to 57 with "block" and 77 to 84 with "callback" (measured with a host function in Python). They use 1.0, 1.1 and 1.2 CPU
+seconds per second; for a product of 5 ms all three use 0.06 to 0.08. So, as "poll" pauses, the others save little.
+tests/benchmarks/bench_completion.py measures this.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["COMPLETIONS", "Blocking", "Callback", "Completion", "Polling"]
 SECONDS_PER_REQUEST = 2e-6  # seconds; a GPU needs at least this for each request, so a batch is not polled before that
 POLLS_BEFORE_PAUSE = 20  # polls before the first pause: about 10 us, as long as a small kernel takes
 SHORTEST, LONGEST = 20e-6, 1e-3  # pauses between later polls, in seconds
-PAUSE_SHARE = 0.25  # of the time waited so far: the largest delay of a result by a pause
+PAUSE_SHARE = 0.25  # the share of the time waited so far by which a pause may delay a result
 PR_SET_TIMERSLACK = 29
 TIMER_SLACK_NS = (
     1000  # nanoseconds by which the kernel may prolong such a pause; the default, 50 us, exceeds some pauses
@@ -100,7 +100,7 @@ class Polling:
             self._since = time.perf_counter()
             seconds = (
                 len(batches[0].futures) * SECONDS_PER_REQUEST
-            )  # polling before that only takes the GIL from others
+            )  # earlier polling would only take the GIL from other threads
             if seconds > SHORTEST:  # the first requests have run while the last were enqueued
                 seconds = max(seconds - (self._since - batches[0].began), SHORTEST)
         elif self._polls >= POLLS_BEFORE_PAUSE:
@@ -143,7 +143,7 @@ class Blocking:
 
     def _wait(self) -> None:
         self._device.activate()
-        # While any thread captures in the default mode, others may not even wait for an event; this one may.
+        # While any thread captures in the default mode, others must not even wait for an event; this one may.
         exchange_mode()(ctypes.byref(ctypes.c_int(RELAXED)))
         while True:
             batch = self._batches.get()
@@ -173,10 +173,10 @@ class Blocking:
 
 
 class Semaphore:
-    """A POSIX semaphore, which a host function of the driver posts to: without Python, and so without its lock.
+    """A POSIX semaphore to which a host function of the driver posts, without Python and so without the GIL.
 
-    A host function in Python can stop the process for good: it waits for the interpreter's lock, which a thread may
-    hold that waits for the context, which a copy to pageable memory may hold that waits for the host function.
+    A host function in Python can deadlock the process: it waits for the GIL; the thread that holds the GIL may wait for
+    the context; and a copy to pageable memory, which waits for the host function, may hold the context.
     """
 
     def __init__(self) -> None:
@@ -185,7 +185,7 @@ class Semaphore:
         libc.sem_init(self.address, 0, 0)
 
     def wait(self) -> None:
-        """Sleep until there is a post; signals wake it up before, too."""
+        """Sleep until there is a post; signals end the sleep early."""
         libc.sem_wait(self.address)
 
     def post(self) -> None:
@@ -197,7 +197,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Callback:
-    """The driver calls a host function after each batch, which wakes a thread, and that the worker.
+    """The driver calls a host function after each batch; it wakes a thread, which wakes the worker.
 
     A host function gets no status, and none is called after a fault. So the event's status decides, and it is polled
     as well when no callback has come for a while.
@@ -220,7 +220,7 @@ class Callback:
             self._semaphore.wait()
             if self._is_closed:
                 return
-            self._called += 1  # too many after a signal or a late host function: the event is asked in any case
+            self._called += 1  # may count too many after a signal or a late host function: the event decides
             self._queue.wake()
 
     def watch(self, batch: Batch) -> None:
@@ -252,7 +252,7 @@ class Callback:
         self._thread.join()
 
 
-_semaphores: list[Semaphore] = []  # for as long as the process lives: the driver may post late
+_semaphores: list[Semaphore] = []  # kept until the process ends, because the driver may post late
 
 COMPLETIONS: dict[str, Callable[[CudaDevice, WorkerQueue, Stream], Completion]] = {
     "poll": Polling,

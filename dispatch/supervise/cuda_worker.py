@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["CudaWorker"]
 
 BATCH = 128  # requests enqueued before an event is recorded, which takes 0.5 us; others may launch between batches
-IN_FLIGHT = 512  # requests on one stream; at about 1,000 the driver blocks, and with it all that wait for `launch_lock`
+IN_FLIGHT = 512  # requests on one stream; at about 1,000 the driver blocks, and all threads that wait for `launch_lock`
 
 
 class CudaWorker(Worker):
@@ -63,7 +63,7 @@ class CudaWorker(Worker):
 
     def _open(self) -> None:
         self.device.activate()
-        # While any thread captures in the default mode, others may not even query an event; this one may.
+        # While any thread captures in the default mode, others must not even query an event; this one may.
         driver.cuThreadExchangeStreamCaptureMode(driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
         self._stream = self.device.stream()
         self.executor = self.device.executor(self._stream)
@@ -88,7 +88,7 @@ class CudaWorker(Worker):
                 queue.wait(-1)
 
     def _step(self) -> bool:
-        """Enqueue queued requests and settle ended ones, or else learn a plan; returns whether there was any of it."""
+        """Enqueue queued requests and settle ended ones, or else learn a plan; returns whether there was work."""
         queue, owner, moved = self.queue, self.owner, False
         if queue.pending and owner.state < CANCELLING and queue.busy < IN_FLIGHT:
             self._enqueue_batch()
@@ -146,7 +146,7 @@ class CudaWorker(Worker):
                     request = self._claim_conditional(future)
                     if request is ALREADY_CLAIMED:
                         continue
-                except IndexError:  # it was dropped, or what is left may not start yet
+                except IndexError:  # it was dropped, or the remaining ones may not start yet
                     break
                 futures.append(future)
                 requests.append(request)
@@ -156,7 +156,7 @@ class CudaWorker(Worker):
                     futures.pop()
                     if self._handle_error(future, request, error):
                         futures.append(future)
-                        requests.append(request)  # again: what was in flight may have been settled meanwhile
+                        requests.append(request)  # again: batches in flight may have been settled meanwhile
             self._record(batch)
 
     def _fail(self, future: Future, error: BaseException) -> None:
@@ -246,7 +246,7 @@ class CudaWorker(Worker):
             self.completion.recycle(self.batches.popleft().event)
 
     def _close(self) -> None:
-        self._inline_runner.enter()  # for good
+        self._inline_runner.enter()  # permanently
         try:
             self._settle_batches()
         finally:

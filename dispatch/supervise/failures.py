@@ -1,6 +1,6 @@
 """Failures: the failed futures of one supervisor whose errors were not read yet, and the errors of callbacks.
 
-What is left here when the supervisor is closed is raised then.
+Closing the supervisor raises the errors that are still here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Failures"]
 
-PRUNE = 1024  # futures, from which on those whose errors were read are removed
+PRUNE = 1024  # with more futures than this, those whose errors were read are removed
 
 
 class Failures:
@@ -32,7 +32,7 @@ class Failures:
         return len(self._futures)
 
     def keep(self, future: Future) -> None:
-        """Keep a future that fails or is about to; called first where Ctrl-C may come in between."""
+        """Keep a future that fails or is about to; called first if Ctrl-C may come in between."""
         with self._lock:
             self._futures.append(future)
             if len(self._futures) >= self._prune_at:
@@ -45,9 +45,9 @@ class Failures:
             return
         is_main = threading.current_thread() is threading.main_thread()
         interrupts = [error for error in errors if is_main and not isinstance(error, Exception)]
-        kept = [error for error in errors if error not in interrupts]
+        ordinary = [error for error in errors if error not in interrupts]
         with self._lock:
-            self._errors += kept
+            self._errors += ordinary
         for error in interrupts:
             raise error
 
@@ -66,4 +66,4 @@ class Failures:
 # No loop with a condition inside a block that holds a lock: in Python 3.12 and 3.13 the jump back to its start is not
 # covered by the exception table, so Ctrl-C there would leave the block without releasing the lock.
 def _unread(failures: list[Future]) -> list[Future]:
-    return [kept for kept in failures if kept._status in (0, FAILED)]
+    return [future for future in failures if future._status in (0, FAILED)]

@@ -58,18 +58,18 @@ class Future(Generic[R_co]):
 
     Guarantees:
         It ends once. Deleting the slot `_request` claims a future, which only one caller can do: the worker that
-        starts it, or the thread that withdraws it before that. Only the one that claimed it settles it.
+        starts it, or the thread that withdraws it before that. Only the caller that claimed it settles it.
         No waiter is missed. Settling stores `_status` and then reads `_wait_list`; a waiter stores `_wait_list` and
         then reads `_status`. So one of them sees the other.
         Callbacks run once: on the worker's thread, or at once in `add_done_callback` if it has ended before.
-        Ctrl-C anywhere in here leaves it unchanged, ended, or withdrawn; a withdrawn one is ended by whoever finds it
-        in the queue. Claiming and recording who claimed are one atomic step of the interpreter.
+        Ctrl-C anywhere in here leaves it unchanged, ended, or withdrawn; the thread that finds a withdrawn one in the
+        queue ends it. Claiming and recording who claimed are one atomic step of the interpreter.
     """
 
     __slots__ = ("__weakref__", "_number", "_queue", "_request", "_status", "_value", "_wait_list")
     _number: int  # with process isolation, in the order of sending
     _queue: QueueLike  # where it was placed
-    _value: Any  # the result or the error; on a GPU the result is here before it may be read
+    _value: Any  # the result or the error; on a GPU the result is stored before it may be read
     _request: Request[R_co]  # until it is claimed
     _claimed_by: ClassVar[str] = "_request"  # the slot whose deletion claims it
 
@@ -83,7 +83,7 @@ class Future(Generic[R_co]):
         """Wait and return the request's outputs, or raise its error.
 
         TimeoutError after `timeout` seconds, concurrent.futures.CancelledError if it was cancelled. A callback must not
-        wait here for another request of its own supervisor: the worker that would run that is running the callback.
+        wait here for another request of its supervisor, because the worker of that request may be running the callback.
         """
         if not self._status:
             self._wait(timeout)
@@ -207,7 +207,7 @@ class Future(Generic[R_co]):
             return False, []
         wait_list = ensure_wait_list(self)
         if not wait_list.withdrawn:
-            with contextlib.suppress(AttributeError):  # claimed by another
+            with contextlib.suppress(AttributeError):  # another thread has claimed it
                 # Claiming and recording it is one atomic step; `request` is kept, so nothing is freed within it.
                 wait_list.withdrawn.extend(zip(map(delattr, (self,), (self._claimed_by,)), (cause,), strict=True))
         if not wait_list.withdrawn:
@@ -251,7 +251,7 @@ class Future(Generic[R_co]):
     def _wait(self, timeout: float | None) -> None:
         if timeout is not None:
             timeout = check_seconds("timeout", timeout, -math.inf)
-        left = self._queue.help_wait(self, timeout) if hasattr(self, "_queue") else timeout
+        seconds = self._queue.help_wait(self, timeout) if hasattr(self, "_queue") else timeout
         if self._status:
             return
         wait_list = ensure_wait_list(self)
@@ -259,7 +259,7 @@ class Future(Generic[R_co]):
         gate.acquire()
         try:
             wait_list.add_gate(gate)
-            if self.done() or gate.acquire(True, -1 if left is None else max(left, 0)):
+            if self.done() or gate.acquire(True, -1 if seconds is None else max(seconds, 0)):
                 return
         except BaseException:
             wait_list.remove_gate(gate)
@@ -293,7 +293,7 @@ class Future(Generic[R_co]):
 
     @property
     def _state(self) -> str:
-        """The state of which waiters were notified: it must not change while `concurrent.futures` holds the lock."""
+        """The state that waiters were notified of: it must not change while `concurrent.futures` holds the lock."""
         wait_list = self._wait_list
         if self._status and (wait_list is None or wait_list.is_notified):
             return "CANCELLED_AND_NOTIFIED" if self._status == CANCELLED else "FINISHED"

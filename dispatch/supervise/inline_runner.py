@@ -1,6 +1,6 @@
 """InlineRunner: a thread that waits for a lone request runs it itself, in place of the sleeping worker.
 
-Waking a sleeping worker, and being woken by it, takes 10 us or more each; a small request has ended by then.
+Waking a sleeping worker takes 10 us or more, and so does being woken by it; a small request has ended by then.
 cuda_worker.py has one InlineRunner for each worker; `Future.result` reaches it through its queue. This module calls no
 library: it launches only requests that have run before, by the relocated graph of their plan.
 """
@@ -56,8 +56,8 @@ class InlineRunner:
     Guarantees: the thread that holds the lock acts as the worker; the worker's own thread holds it whenever it is not
     asleep. Another thread only tries to acquire it, and may be interrupted anywhere (Ctrl-C): it then releases the lock
     at once, and leaves its state in `batch` and in the queue, where the worker finds it. The worker runs the request
-    again unless its launch was recorded; so only requests are run here for which a second run gives the same result. A
-    fault is left to the worker, too.
+    again unless its launch was recorded; so it runs only requests for which a second run gives the same result. The
+    worker also handles faults.
     """
 
     __slots__ = ("_holder", "_lock", "_misses", "_skips_left", "_worker", "batch")
@@ -67,7 +67,7 @@ class InlineRunner:
         self._lock = allocate_lock()
         self._holder = 0  # the thread that runs a request in the worker's place
         self._misses = self._skips_left = 0  # requests in a row that took too long; requests to skip from now on
-        self.batch: Batch | None = None  # of the request that is run in the worker's place
+        self.batch: Batch | None = None  # the batch of the request that is run in the worker's place
 
     @property
     def is_current_thread(self) -> bool:
@@ -164,7 +164,7 @@ class InlineRunner:
                 return
             if worker.record_event(batch.event):
                 return
-            batch.recorded = True  # these two without a call in between: a recorded launch has its result
+            batch.recorded = True  # no call between these two lines: a recorded launch has its result
             future._value = bound.result
             self._poll_event(batch, future)
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["VERSION", "Journal", "read", "row_of"]
 
 VERSION = 1
-WRITE_PERIOD = 0.1  # seconds between writes: lost without close(), and how long requests are kept alive longer
+WRITE_PERIOD = 0.1  # seconds between writes; that much is lost without close(), and requests live that much longer
 WAKE_AT = 2048  # submissions at which the writer wakes early
 NEVER_RUN = (DependencyFailed, QueueFull)
 MAX_ROWS = 4096  # entries of `_rows`
@@ -59,8 +59,8 @@ class Submission(NamedTuple):
 class Journal:
     """Writes the file of one supervisor.
 
-    Guarantees: `record` only appends to a deque. Every line is written whole, in one call, after all others. Requests
-    and results are kept alive until the next write, so their memory is freed up to WRITE_PERIOD later.
+    Guarantees: `record` only appends to a deque. Every line is written completely, in one call, after all earlier
+    lines. Requests and results are kept alive until the next write, so their memory is freed up to WRITE_PERIOD later.
     """
 
     def __init__(self, path: str | os.PathLike[str], pool: WorkerPool, isolation: str, setup: Sequence[str]) -> None:
@@ -143,13 +143,13 @@ class Journal:
     def _submitted(self) -> Iterator[dict[str, Any]]:
         for _ in range(len(self._submissions)):
             submission = self._submissions.popleft()
-            known = self._defined.get(id(submission.request))
-            if known is None or known[0]() is not submission.request:
+            definition = self._defined.get(id(submission.request))
+            if definition is None or definition[0]() is not submission.request:
                 name = next(self._names)
                 yield {"define": name, **self._entry(submission.request)}
                 self._remember_definition(submission.request, name)
             else:
-                name = known[1]
+                name = definition[1]
             line: dict[str, Any] = {"request": submission.number, "is": name, "worker": submission.worker}
             yield line if submission.timeout is None else {**line, "timeout": submission.timeout}
             self._unfinished[submission.number] = submission.future
@@ -158,7 +158,7 @@ class Journal:
         key, defined = id(request), self._defined
         try:
             defined[key] = (weakref.ref(request, lambda _: defined.pop(key, None)), name)
-        except TypeError:  # no weak references to it: it is defined anew each time
+        except TypeError:  # it does not support weak references: it is defined anew each time
             return
 
     def _entry(self, request: Any) -> dict[str, Any]:
@@ -220,7 +220,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], list[dict[str, A
     """A journal's header and its other lines, without an incomplete last line, as a killed process leaves it.
 
     If several supervisors wrote to the file, one after the other, only the last one's part is returned. BadRequest for
-    a file that is no journal, or of another version.
+    a file that is not a journal, or has another version.
     """
     data, _, _ = Path(path).read_bytes().rpartition(b"\n")
     try:
@@ -230,8 +230,8 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], list[dict[str, A
         raise BadRequest("journal", str(path), "lines of JSON objects", str(error)) from None
     version = lines[begins[-1]]["journal"] if begins else None
     if type(version) is not int or version != VERSION:
-        found = "of no version" if version is None else f"of version {shown(version)}"
-        raise BadRequest("journal", f"{path}, {found}", f"a journal of version {VERSION}")
+        actual = "of no version" if version is None else f"of version {shown(version)}"
+        raise BadRequest("journal", f"{path}, {actual}", f"a journal of version {VERSION}")
     defined: set[int] = set()
     for number, line in enumerate(lines[begins[-1] :], begins[-1] + 1):
         wrong = _line_error(line, defined)

@@ -19,7 +19,7 @@ from dispatch.errors import BadRequest
 __all__ = ["LONGEST", "RestartLimit", "check_seconds"]
 
 LONGEST = threading.TIMEOUT_MAX  # seconds that the system can wait for, some 292 years
-FIRST_DELAY, LAST_DELAY = 0.05, 2.0  # seconds before another start, after one that failed and after many
+FIRST_DELAY, LAST_DELAY = 0.05, 2.0  # seconds before another start: after one failed start, and after many
 
 
 def check_seconds(name: str, given: Any, least: float = 0.0, *, above: bool = False) -> float:
@@ -31,10 +31,10 @@ def check_seconds(name: str, given: Any, least: float = 0.0, *, above: bool = Fa
             seconds = math.inf
         if math.isfinite(seconds) and (seconds > least if above else seconds >= least):
             return min(seconds, LONGEST)
-    wanted = "a finite number of seconds"
+    expected = "a finite number of seconds"
     if least > -math.inf:
-        wanted += f" above {least:g}" if above else f", {least:g} or more"
-    raise BadRequest(name, shown(given), wanted)
+        expected += f" above {least:g}" if above else f", {least:g} or more"
+    raise BadRequest(name, shown(given), expected)
 
 
 class RestartLimit:

@@ -2,9 +2,10 @@
 
 supervisor.py calls it with the allowed queues. Nothing here takes a lock, and nothing is queued.
 
-A sequence of requests, each waited for before the next is submitted, goes to one worker, not to all in turn. A thread
-that has slept for 0.2 ms or longer wakes later, because its CPU sleeps more deeply: on a virtual machine a request to a
-child that had slept so long took 50 to 70 us, and 42 to one that had just answered.
+If a caller waits for each request before it submits the next, all of them go to one worker, not to all in turn. A
+thread that has slept for 0.2 ms or longer takes longer to wake, because its CPU is in a deeper sleep state: on a
+virtual machine a request to a child that had slept so long took 50 to 70 us, and 42 us to a child that had just
+answered.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ if TYPE_CHECKING:
 
 __all__ = ["FEW", "place", "place_near", "shares"]
 
-NEAR = 64  # requests queued at the worker that knows a request, up to which it gets it again
-FEW = 16  # those queued and running there, up to which it does so while others have nothing to do
+NEAR = 64  # a worker that has a request's plan gets it with up to this many requests queued there
+FEW = 16  # and with up to this many queued and running there if another worker is idle
 
 
 def place_near(ticket: int, known: WorkerQueue | None, pool: WorkerPool) -> WorkerQueue:
     """The queue for a request under "affine" placement.
 
-    A request whose plan a worker has (`known`) goes there, unless many requests wait there, or some while another
-    worker is idle. A request that no worker knows goes where the latest such one went, if that worker is idle. In all
-    other cases it is the queue with the least to do.
+    A request whose plan a worker has (`known`) goes to that worker, unless many requests wait there, or some wait while
+    another worker is idle. A request whose plan no worker has goes to the same worker as the latest such request, if
+    that worker is idle. All others go to the queue with the least to do.
     """
     if known is None:
         queue = pool.latest
@@ -54,7 +55,7 @@ def place(ticket: int, queues: list[WorkerQueue]) -> WorkerQueue:
 
 
 def shares(count: int, queues: list[WorkerQueue]) -> list[tuple[WorkerQueue, int]]:
-    """How many of `count` requests each queue gets, so that loads become as equal as possible; no more than fit."""
+    """How many of `count` requests each queue gets, so that loads are as equal as possible and no limit is exceeded."""
     loads = {queue: len(queue.pending) + queue.busy for queue in queues}
     lower = [queue for queue in queues if len(queue.pending) < queue.limit]  # a full one may have the least to do
     while lower:
@@ -63,10 +64,10 @@ def shares(count: int, queues: list[WorkerQueue]) -> list[tuple[WorkerQueue, int
         if len(below) == len(lower):
             break
         lower = below
-    given = []
+    result = []
     for queue in lower:
         share = min(level - loads[queue], count, max(queue.limit - len(queue.pending), 0))
         count -= share
         if share:
-            given.append((queue, share))
-    return given
+            result.append((queue, share))
+    return result

@@ -1,7 +1,7 @@
-"""WorkerPool: the workers of one supervisor and the policy over them: what a defect, a fault or a full queue leads to.
+"""WorkerPool: the workers of one supervisor, and the policy for defects, faults and full queues.
 
-supervisor.py has the public class; worker.py has the threads, which refer to the pool and not to the supervisor, so
-that a supervisor that is dropped can be collected. This module never runs a request and never touches a stream.
+supervisor.py has the public class; worker.py has the threads. Threads refer to the pool and not to the supervisor, so
+a supervisor that is dropped can be collected. This module never runs a request and never touches a stream.
 
 Guarantees when a thread is interrupted, or cannot be started. Python interrupts only the main thread (Ctrl-C, or any
 signal handler that raises): at the start of a function, after a call, at the end of a loop, and in a blocking call.
@@ -28,8 +28,8 @@ This library's threads are never interrupted; system calls that a signal breaks 
     a child                 counts as a restart, and is tried again after 0.05 s, then later each time, up to 2 s
     a spare child           is tried again later
     memory for a request    OutOfMemory, after caches were freed; that request's future alone
-    a descriptor, a poll    as for what needs it: a child, memory, or the monitor thread; the end of that one fails what
-                            is in flight
+    a descriptor, a poll    as for its user: a child, memory, or the monitor thread; the end of the monitor thread fails
+                            the requests in flight
 """
 
 from __future__ import annotations
@@ -77,13 +77,13 @@ _pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
 
 
 class WorkerPool(Admission, Circuit):
-    """The workers of one supervisor and the policy over them. Threads refer to this, not to the supervisor.
+    """The workers of one supervisor, and their policy. Threads refer to this object, not to the supervisor.
 
     Guarantees: `state` only grows. `refusal` is set before the last worker checks its queue for the last time, and a
     thread that submits checks `WorkerQueue.draining` after adding to the queue; if it is set, that thread ends what is
     left. Queues are not locked: every thread that submits at the same instant may exceed a queue's size by one. The
     main thread may be interrupted anywhere in here (see above). So it holds `lock` only by `with`, waits only in plain
-    locks, and leaves nothing half done that the next caller does not finish.
+    locks, and the next caller finishes everything that it leaves half done.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class WorkerPool(Admission, Circuit):
         self._start_error: BaseException | None = None
         self.failures = Failures()
         self.queues = self.make_queues(streams, queue_size)
-        self.latest = self.queues[0]  # where the latest request without a known worker went (placement.py)
+        self.latest = self.queues[0]  # the queue of the latest request whose plan no worker had (placement.py)
         _pools.add(self)
         device.supervisors.add(self)
 
@@ -326,11 +326,11 @@ class WorkerPool(Admission, Circuit):
         )
         self.state = BROKEN
         for queue in self.queues:
-            left = [*queue.pending, *queue.in_flight()]
+            unfinished = [*queue.pending, *queue.in_flight()]
             queue.pending.clear()
-            for future in left:
+            for future in unfinished:
                 future.claim_again()  # not `claim`: a thread that held a lock does not exist here
-                future._value, future._status = self.reason(), DELIVERED  # those that waited for it do not exist here
+                future._value, future._status = self.reason(), DELIVERED  # threads that waited for it do not exist here
         self.failures = Failures()
 
 
@@ -344,7 +344,7 @@ def is_exhausted(error: BaseException) -> bool:
     """Whether an error means that the system is out of threads, processes, descriptors or memory."""
     if isinstance(error, OSError):
         return error.errno in EXHAUSTED
-    return type(error) in (RuntimeError, MemoryError)  # what Thread.start() raises is a RuntimeError
+    return type(error) in (RuntimeError, MemoryError)  # Thread.start() raises RuntimeError
 
 
 def start_failure(device: Device, error: BaseException) -> DispatchError:

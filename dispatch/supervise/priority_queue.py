@@ -1,7 +1,7 @@
 """PriorityQueue: a worker's queue once a request has a priority or dependencies; until then it is a plain deque.
 
-pool.py replaces a queue's deque by one, in which that deque stays as the middle level; workers and supervisors use both
-in the same way. It knows nothing of workers and streams: a callback says whether a request may start.
+pool.py replaces a queue's deque by a PriorityQueue, which keeps that deque as its middle level. Workers and supervisors
+use both in the same way. It does not depend on workers or streams: a callback says whether a request may start.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["PRIORITIES", "PriorityQueue"]
 
 PRIORITIES = (-1, 0, 1)  # as with CUDA's streams, the smaller number goes first
-# The order in which levels are tried, by the number of the take. Every eighth take starts at another level, so that no
+# The order in which levels are tried, by the number of the call. Every eighth take starts at another level, so that no
 # level starves.
 ORDERS = ((0, 1, 2),) * 7 + ((1, 2, 0),) + ((0, 1, 2),) * 7 + ((2, 1, 0),)
 
@@ -29,8 +29,9 @@ class PriorityQueue:
     """Three queues with the interface of one deque; `may_start` says whether a future with dependencies may start now.
 
     Guarantees: within a level the order is that of submission, so a future that may not start yet blocks those behind
-    it. A request depends only on earlier ones; so the earliest of all that wait may start, and it is the first of its
-    level: at least one worker can always go on. The queue is true if something can be taken, which `len` does not tell.
+    it. A request depends only on earlier ones. So the earliest waiting request may start, and it is the first of its
+    level: at least one worker can always continue. `bool(queue)` is true if `popleft` can take a future now; `len`
+    counts all of them.
     """
 
     __slots__ = ("_levels", "_lock", "_may_start", "_turn")
@@ -38,7 +39,7 @@ class PriorityQueue:
     def __init__(self, middle: deque[Future], may_start: Callable[[ConditionalFuture], bool] | None) -> None:
         self._levels: tuple[deque[Future], deque[Future], deque[Future]] = (deque(), middle, deque())
         self._may_start = may_start
-        self._lock = threading.Lock()  # for taking; adding needs none
+        self._lock = threading.Lock()  # held while taking; adding needs no lock
         self._turn = 0
 
     def append(self, future: Future) -> None:
@@ -63,7 +64,7 @@ class PriorityQueue:
         return self._next()[0]
 
     def remove(self, future: Future) -> None:
-        """Take out a future, which is near the start of its level; ValueError if it is gone."""
+        """Remove a future, which is near the start of its level; ValueError if it is not in the queue."""
         with self._lock:
             self._turn = (self._turn + 1) % len(ORDERS)
             self._level_of(future).remove(future)
@@ -77,7 +78,7 @@ class PriorityQueue:
         raise IndexError("nothing waits")
 
     def release(self) -> None:
-        """Let everything be taken from now on, because it will only be ended."""
+        """Let all futures be taken from now on, because they will only be ended."""
         self._may_start = None
 
     def hold(self, may_start: Callable[[ConditionalFuture], bool]) -> None:

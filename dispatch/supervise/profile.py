@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Profile", "profile"]
 
-NAME = 72  # characters of a kernel's name in a table: CUTLASS's go on for thousands
+NAME = 72  # characters of a kernel's name in a table: names of CUTLASS kernels have thousands
 
 
 class Profile:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["BROKEN", "CANCELLING", "CLOSING", "OPEN", "WorkerLike", "WorkerOwner", "WorkerQueue", "clone_error"]
 
 # `WorkerOwner.state`, in the order in which it may change.
-OPEN, CLOSING, CANCELLING, BROKEN = 0, 1, 2, 3  # accepts; runs what is queued; cancels it; fails it
+OPEN, CLOSING, CANCELLING, BROKEN = 0, 1, 2, 3  # accepts requests; runs the queued ones; cancels them; fails them
 
 
 class WorkerLike(Protocol):
@@ -76,8 +76,8 @@ class WorkerQueue:
     Guarantees: only the worker writes the counts. Any thread appends to `pending`; the worker takes from it, as do a
     thread that drops the oldest and, while it is `draining`, any thread. No wake-up is lost: the worker sets `asleep`
     and then checks `pending`; a thread that submits appends and then checks `asleep`. An extra wake-up only makes the
-    worker check once more. `pending` becomes a PriorityQueue when first needed, around the same deque, so that nothing
-    which is appended to that deque meanwhile is lost.
+    worker check once more. `pending` becomes a PriorityQueue when first needed. It contains the same deque, so
+    requests that are appended to that deque meanwhile are not lost.
     """
 
     __slots__ = (
@@ -100,7 +100,7 @@ class WorkerQueue:
         self.gate = allocate_lock()  # held, except between a wake-up and the moment when the worker acquires it
         self.gate.acquire()
         self.asleep = False
-        self.draining = False  # no worker will take from it any more
+        self.draining = False  # no worker takes from it any more
         self.busy = self.done = self.failed = self.cancelled = 0
         self.worker: WorkerLike | None = None
 
@@ -125,10 +125,10 @@ class WorkerQueue:
         self.gate.acquire(True, seconds)
 
     def watch_deadline(self, future: Future) -> None:
-        """Told of a future with a deadline; a subclass may make sure that it ends even if it is not taken in time."""
+        """Called with a future that has a deadline; a subclass may ensure that it ends even if not taken in time."""
 
     def help_wait(self, future: Future, timeout: float | None) -> float | None:
-        """Called by a thread that waits for a future: it may do work for it; returns what is left of the timeout."""
+        """Called by a thread that waits for a future: it may do work for it; returns the rest of the timeout."""
         if self.worker is not None:
             self.worker.help(future)
         return timeout

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Memory", "Reader", "Writer"]
 
 Json = dict[str, Any]
-MACHINE_MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # bytes that this machine has
+MACHINE_MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # bytes of this machine's memory
 MAX_NUMBER = 2**48  # the largest extent, stride or offset
 MAX_INT_BITS = 2048  # bits: Python's JSON reader and writer refuse longer numbers
 OWN_PACKAGE = "dispatch"  # the package whose classes an entry may always name
@@ -50,13 +50,13 @@ class Writer:
     def request(self, request: Request) -> Json:
         """The entry of a request: its fields without those that have their default values.
 
-        For a class that is no dataclass it has the attributes that a pickle would have.
+        For a class that is not a dataclass it has the attributes that a pickle would have.
         """
         usual = _defaults(type(request))
-        given = (
+        items = (
             (name, value) for name, value in request.__getstate__().items() if usual.get(name, MISSING) is not value
         )
-        state = {name: self._value(value) for name, value in given}
+        state = {name: self._value(value) for name, value in items}
         return {"op": request.op, "class": _name_of(type(request)), "fields": state}
 
     def _value(self, value: Any) -> Any:
@@ -90,9 +90,7 @@ class Writer:
         if isinstance(value, Device):
             return {"device": value.name}
         if is_dataclass(value) and not isinstance(value, type):
-            constant = value.__reduce_ex__(
-                2
-            )  # a str for a module's constant, as pickle has it: only that object will do
+            constant = value.__reduce_ex__(2)  # a str names a module's constant, as in pickle: it must be that object
             if isinstance(constant, str):
                 return {"constant": f"{type(value).__module__}:{constant}"}
             state = {field.name: self._value(getattr(value, field.name)) for field in fields(value)}
@@ -121,18 +119,18 @@ def _name_of(kind: type) -> str:
 
 def tensors_of(entry: Any) -> list[Json]:
     """Every tensor in an entry or a part of one, in order; without recursion, because a file may nest them deeply."""
-    found, left = [], [entry]
-    while left:
-        part = left.pop()
+    tensors, stack = [], [entry]
+    while stack:
+        part = stack.pop()
         if isinstance(part, dict) and "tensor" in part:
-            found.append(part)
+            tensors.append(part)
         elif isinstance(part, (dict, list)):
-            left += reversed(list(part.values()) if isinstance(part, dict) else part)
-    return found
+            stack += reversed(list(part.values()) if isinstance(part, dict) else part)
+    return tensors
 
 
 class Memory:
-    """The storages of entries, created on a device when the first of their tensors is made, with random numbers."""
+    """The storages of entries, created on a device when the first of their tensors is made, with random values."""
 
     def __init__(self, device: Device, lines: Sequence[Json], last: Mapping[int, int], seed: int) -> None:
         """`last` has the line at which each definition is used for the last time."""
@@ -164,7 +162,7 @@ class Memory:
 
     def forget(self, line: int) -> None:
         """Drop the storages that are not used after a line."""
-        self._storages = {number: kept for number, kept in self._storages.items() if self._last[number] > line}
+        self._storages = {number: storage for number, storage in self._storages.items() if self._last[number] > line}
 
     def _layout(self, entry: Json, ptr: int) -> Layout:
         """The layout of an entry at an address; BadRequest if it begins before its storage, or is too large."""
@@ -172,13 +170,13 @@ class Memory:
         layout = self._device.layout(kind, shape, strides, ptr, entry.get("readonly", False) is True)
         low, high = entry["offset"] + layout.low, entry["offset"] + layout.high
         if low < 0 or high > MACHINE_MEMORY or entry["offset"] % max(kind.itemsize, 1):
-            given, expected = f"bytes {low} to {high} of a storage", f"whole elements from 0 to {MACHINE_MEMORY}"
-            raise BadRequest("tensor", given, expected, "the journal was damaged, or changed")
+            actual, expected = f"bytes {low} to {high} of a storage", f"whole elements from 0 to {MACHINE_MEMORY}"
+            raise BadRequest("tensor", actual, expected, "the journal was damaged, or changed")
         return layout
 
     def _random_storage(self, nbytes: int, kind: Dtype) -> Storage:
         count = -(-nbytes * 8 // kind.bits)
-        count += count % 2  # whole bytes of the packed type
+        count += count % 2  # an even number, so that packed types fill bytes
         if 8 * count + nbytes > MACHINE_MEMORY:  # the random numbers, and the tensor made from them
             raise OutOfMemory(f"a tensor of {nbytes} bytes is more than this machine can fill")
         numbers: Any = self._rng.integers(0, 2, count)
@@ -212,7 +210,7 @@ class Reader:
             return self._request(entry)
         except (DispatchError, MemoryError):
             raise
-        except Exception as error:  # of a damaged entry, or of a class that refuses a field in its own way
+        except Exception as error:  # the entry is damaged, or the class refuses a field with its own error
             expected = "one that this class has written"
             reason = f"{type(error).__name__}: {error}"
             raise BadRequest("entry", shown(entry.get("class")), expected, reason) from error
@@ -224,11 +222,11 @@ class Reader:
         self._made = {}
         state = {name: self._value(value) for name, value in entry["fields"].items()}
         if is_dataclass(kind):
-            made = kind(**state)
+            instance = kind(**state)
         else:
-            made = kind.__new__(kind)
-            made.__dict__.update(state)
-        request: Request = made
+            instance = kind.__new__(kind)
+            instance.__dict__.update(state)
+        request: Request = instance
         return request
 
     def _value(self, value: Any) -> Any:
@@ -252,23 +250,23 @@ class Reader:
     def _named(self, kind: str, value: Json) -> Any:
         if kind not in ("enum", "constant", "dataclass", "namedtuple"):
             raise BadRequest("field", f"a {value.get('other', kind)}", "a number, a string, a tensor, or made of those")
-        found = self._find(value[kind])
-        if kind == "constant" and is_dataclass(found):
-            return found
-        if kind == "enum" and isinstance(found, type) and issubclass(found, Enum):
-            return found[value["name"]]
-        is_class = isinstance(found, type)
-        if (kind == "dataclass" and is_class and is_dataclass(found)) or (
-            kind == "namedtuple" and is_class and issubclass(found, tuple) and hasattr(found, "_asdict")
+        target = self._find(value[kind])
+        if kind == "constant" and is_dataclass(target):
+            return target
+        if kind == "enum" and isinstance(target, type) and issubclass(target, Enum):
+            return target[value["name"]]
+        is_class = isinstance(target, type)
+        if (kind == "dataclass" and is_class and is_dataclass(target)) or (
+            kind == "namedtuple" and is_class and issubclass(target, tuple) and hasattr(target, "_asdict")
         ):
-            return found(**{name: self._value(item) for name, item in value["fields"].items()})
+            return target(**{name: self._value(item) for name, item in value["fields"].items()})
         raise BadRequest("field", value[kind], f"{'an' if kind == 'enum' else 'a'} {kind}")
 
     def _find(self, name: str) -> Any:
         module, _, path = name.partition(":")
         if module.partition(".")[0] != OWN_PACKAGE and module not in self._modules:
             raise BadRequest("class", name, "one of this package", f"say that the file may use it: --setup {module}")
-        found: Any = importlib.import_module(module)
+        target: Any = importlib.import_module(module)
         for part in path.split("."):
-            found = getattr(found, part)
-        return found
+            target = getattr(target, part)
+        return target

@@ -86,9 +86,9 @@ def describe_supervisor(pool: WorkerPool, broken: int) -> str:
 
 
 def _relocation(pool: WorkerPool) -> dict[str, int]:
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for queue in pool.queues:
         executor = None if queue.worker is None else queue.worker.executor
         if executor is not None:
-            found.update(executor.relocation_stats())
-    return dict(found)
+            counts.update(executor.relocation_stats())
+    return dict(counts)

@@ -2,7 +2,7 @@
 
 Each supervisor opens a StatusServer; `ask` is the client. The socket's name is abstract, so it vanishes with the
 process, however that ends. It has no file mode; so the server answers only its own user and root, and `ask` accepts
-answers only from the process that was asked for. The server reads the counts when it is asked, and otherwise sleeps in
+answers only from the requested process. The server reads the counts when it is asked, and otherwise sleeps in
 the kernel; it never disturbs a worker.
 """
 
@@ -50,7 +50,7 @@ class StatusServer:
     """Answers questions about the state of one supervisor; its thread does not keep the pool alive.
 
     Guarantees: a server that cannot be opened, for lack of a name, a descriptor, a thread or memory, is no error of the
-    supervisor. The log says what is lacking, and `is_open` whether it answers.
+    supervisor. The log says what is missing, and `is_open` whether the server answers.
     """
 
     def __init__(self, pool: WorkerPool, isolation: str) -> None:
@@ -86,13 +86,13 @@ class StatusServer:
         self._closing.set()
         if self._listener is not None:
             with contextlib.suppress(OSError):
-                self._listener.shutdown(socket.SHUT_RDWR)  # this wakes the thread, which a close alone would not
+                self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread; closing alone would not
             self._listener.close()
         if wait and self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
     def close_after_fork(self) -> None:
-        """In a forked child: close the descriptor; the parent goes on answering."""
+        """In a forked child: close the descriptor; the parent continues to answer."""
         if self._listener is not None:
             self._listener.close()
 
@@ -108,7 +108,7 @@ class StatusServer:
                 self._closing.wait(RETRY_SECONDS)
 
     def _send_answer(self, client: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # the client has gone
+        with contextlib.suppress(OSError):  # the client has closed the connection
             client.settimeout(TIMEOUT)
             if _peer(client)[1] in (0, os.getuid()):
                 client.sendall(json.dumps(self.facts()).encode())
@@ -130,7 +130,7 @@ def _bind(listener: socket.socket, name: str) -> None:
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise
-        listener.bind(f"{name}-{secrets.token_hex(8)}")  # which cannot have been taken
+        listener.bind(f"{name}-{secrets.token_hex(8)}")  # a random name, which is not in use
 
 
 def _peer(end: socket.socket) -> tuple[int, int, int]:
@@ -140,12 +140,12 @@ def _peer(end: socket.socket) -> tuple[int, int, int]:
 
 def socket_names(pid: int) -> list[str]:
     """The socket names that a process's servers may have, by age; others may use them, so `ask` checks who answers."""
-    own = re.compile(rf"@{PREFIX}-{pid}-([1-9][0-9]{{0,17}})(?:-[0-9a-f]{{16}})?", re.ASCII)
+    pattern = re.compile(rf"@{PREFIX}-{pid}-([1-9][0-9]{{0,17}})(?:-[0-9a-f]{{16}})?", re.ASCII)
     lines = Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace").splitlines()
-    found = {
-        match[0]: int(match[1]) for words in map(str.split, lines) if words and (match := own.fullmatch(words[-1]))
+    ages = {
+        match[0]: int(match[1]) for words in map(str.split, lines) if words and (match := pattern.fullmatch(words[-1]))
     }
-    return sorted(found, key=lambda name: (found[name], name))
+    return sorted(ages, key=lambda name: (ages[name], name))
 
 
 def ask(pid: int) -> list[dict[str, Any]]:
@@ -168,7 +168,7 @@ def ask(pid: int) -> list[dict[str, Any]]:
 
 
 def _ask(name: str, pid: int) -> dict[str, Any] | None:
-    """The answer of one server; None if it has gone, does not answer, or answers something else."""
+    """The answer of one server; None if it has ended, does not answer, or sends an invalid answer."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.settimeout(TIMEOUT)
         try:
@@ -180,7 +180,7 @@ def _ask(name: str, pid: int) -> dict[str, Any] | None:
             while len(data) <= LONGEST and (part := client.recv(1 << 16)):
                 data += part
                 client.settimeout(max(until - monotonic(), 0))
-        except (ConnectionError, TimeoutError, BlockingIOError):  # it has just gone, or too many clients ask
+        except (ConnectionError, TimeoutError, BlockingIOError):  # the server has just ended, or has too many clients
             return None
     try:
         facts = json.loads(data)

@@ -47,7 +47,7 @@ class Supervisor:
     """Runs requests on a device's streams, with a worker thread for each, and returns futures.
 
     Args:
-        device: "cuda:0", "host", a Device, or None for the first GPU, or the host where there is none.
+        device: "cuda:0", "host", a Device, or None for the first GPU, or the host if there is none.
         streams: the number of workers; each has a stream, library handles and a workspace of its own.
         isolation: "thread": the workers are threads of this process, which a GPU fault makes unusable for CUDA.
             "process": they are threads of a child process, which is replaced after a fault. Its memory, that of
@@ -56,17 +56,17 @@ class Supervisor:
         queue_size: requests that may wait for each worker.
         when_full: "block" until there is room; "raise" QueueFull; or "drop_oldest": the request of the lowest priority
             that has waited longest for that worker fails with QueueFull, and the new one takes its place.
-        placement: how one of the workers is chosen that a request may go to. "fair": the one with the least to do.
+        placement: how a worker is chosen among those that a request may go to. "fair": the one with the least to do.
             "affine": a request that has run before goes to the worker that has its plan, unless many requests wait
             there, or some while another worker is idle; all others go to the one with the least to do.
         setup: with "process", modules that the child imports first, for rows and requests of your own.
         spare: with "process", the number of spare children, each with a CUDA context of its own and some 500 MB of the
-            GPU's memory. With one, work goes on at once after a fault, without the 0.2 to 0.3 s that it takes to start
-            a child. A fault with several requests in flight takes two children: one finds the request that faults.
-        hang_seconds: with "process", how long a request may go on running once it, or one that waits behind it, is past
-            its deadline; then its process is replaced.
-        completion: how a worker learns that the GPU has finished a request. "poll": it queries an event, which is the
-            fastest; "block": a second thread sleeps in the driver; "callback": the driver calls a function.
+            GPU's memory. With one, work continues at once after a fault, without the 0.2 to 0.3 s for starting a child.
+            A fault with several requests in flight takes two children: one finds the request that faults.
+        hang_seconds: with "process", how long a request may run on after its own deadline, or that of a request waiting
+            behind it, has passed; then its process is replaced.
+        completion: how a worker detects that the GPU has finished a request. "poll": it queries an event (the fastest
+            way); "block": a second thread sleeps in the driver; "callback": the driver calls a function.
         max_restarts, max_seconds: if workers break more than `max_restarts` times in `max_seconds`, by defects and not
             by failing requests, the circuit opens: queued requests fail, and `submit` raises WorkerFailed. A child that
             ends while it starts counts as well; the next start waits 0.05 s, then longer each time, up to 2 s.
@@ -110,7 +110,7 @@ class Supervisor:
         check_at_least("streams", streams, 1)
         check_at_least("queue_size", queue_size, 1)
         check_at_least("max_restarts", max_restarts, 0)
-        check_at_least("spare", int(spare) if isinstance(spare, bool) else spare, 0)  # True for one
+        check_at_least("spare", int(spare) if isinstance(spare, bool) else spare, 0)  # True means one
         check_names("setup", setup)
         max_seconds = check_seconds("max_seconds", max_seconds)
         hang_seconds = check_seconds("hang_seconds", hang_seconds, above=True)
@@ -141,7 +141,7 @@ class Supervisor:
             pool.undo_start()
             close_observers(self._status_server, self._journal, wait=False)
             if isolation == "process":
-                self.device.close()  # nobody was given it
+                self.device.close()  # no caller has it
             raise
 
     def _open_observers(self, journal: str | PathLike[str] | None, isolation: str, setup: Sequence[str]) -> None:
@@ -168,8 +168,8 @@ class Supervisor:
             request: the request to run.
             timeout: seconds within which it must find room in a queue and start; otherwise its future fails with
                 DeadlineExceeded. With "process", a request that still runs `hang_seconds` later is ended.
-            worker: the number of the worker to run it, or several numbers, of which the one with the least to do is
-                taken; by default all.
+            worker: the number of the worker to run it, or several numbers: the one with the least to do among these
+                runs it; by default all.
             priority: -1, 0 or 1; the smaller goes first. With "process" it does not pass what was sent to the child.
             after: futures of earlier requests, at any worker. It runs after them, ordered by events between streams,
                 and fails with DependencyFailed if one of them fails.
@@ -196,11 +196,11 @@ class Supervisor:
                 queue = place(ticket, self._allowed_queues(worker))
             else:
                 bound = getattr(request, "bound", None)
-                known = None if bound is None else pool.queue_of.get(bound.executor)
-                if known is not None and len(known.pending) + known.busy <= FEW:
-                    queue = known
+                near = None if bound is None else pool.queue_of.get(bound.executor)
+                if near is not None and len(near.pending) + near.busy <= FEW:
+                    queue = near
                 else:
-                    queue = place_near(ticket, known, pool)
+                    queue = place_near(ticket, near, pool)
             if len(queue.pending) >= self._limit:
                 queue = pool.wait_for_room(self._allowed_queues(worker), self._when_full, deadline)
             future._queue = queue
@@ -243,16 +243,16 @@ class Supervisor:
         if pool.refusal is not None:
             pool.check()
         futures: list[Future[R_co]] = list(map(Future, requests := as_requests(requests)))
-        others = check_futures(after) if after else ()
-        if others:
-            futures = [ConditionalFuture(future.claim(), others) for future in futures]
+        dependencies = check_futures(after) if after else ()
+        if dependencies:
+            futures = [ConditionalFuture(future.claim(), dependencies) for future in futures]
         queues = self._allowed_queues(worker)
         if self._when_full == "raise" and len(futures) > sum(
             max(queue.limit - len(queue.pending), 0) for queue in queues
         ):
             raise QueueFull(f"{pool.full_message(queues, 'raise', None)}, or has no room for {len(futures)} more")
         try:
-            self._enqueue(futures, requests, queues, priority, ranked=bool(priority or others))
+            self._enqueue(futures, requests, queues, priority, ranked=bool(priority or dependencies))
         except BaseException:  # as in `submit`
             for future in futures:
                 future.withdraw(None)

@@ -75,7 +75,7 @@ class AsyncClose:
         self._lock = threading.Lock()
         self._is_abandoned = False
         self._undelivered: Undelivered | None = None
-        self._error: BaseException | None = None  # none is expected: a defect of ours
+        self._error: BaseException | None = None  # an error here is a defect of this library
 
     def run(self) -> None:
         """On the thread: close, and wake the waiting task."""
@@ -114,9 +114,12 @@ class AsyncClose:
         """Stop waiting; report an outcome that is there already."""
         with self._lock:
             self._is_abandoned = True
-            found = self._undelivered or self._error
-        if found is not None:
-            context: dict[str, Any] = {"message": "a supervisor that nobody waited for was closed", "exception": found}
+            outcome = self._undelivered or self._error
+        if outcome is not None:
+            context: dict[str, Any] = {
+                "message": "a supervisor that nobody waited for was closed",
+                "exception": outcome,
+            }
             self._loop.call_exception_handler(context)
 
 

@@ -66,8 +66,8 @@ def add(
     the supervisor's `setup` adds them. `ended` is called in the parent.
     """
     global hooks
-    given: dict[str, Any] = {"before": before, "after": after, "ended": ended}  # a user may pass anything
-    for name, function in given.items():
+    functions: dict[str, Any] = {"before": before, "after": after, "ended": ended}  # a user may pass anything
+    for name, function in functions.items():
         if function is not None and not callable(function):
             raise BadRequest(name, shown(function), "a function, or None")
     hook = Hook(before, after, ended)

@@ -1,7 +1,7 @@
 """WaitList: the waiters of one future, in threads, in asyncio or with `concurrent.futures`.
 
-future.py makes a WaitList for the first waiter; the thread that settles the future wakes them. This module knows
-nothing of requests, workers and devices.
+future.py makes a WaitList for the first waiter; the thread that settles the future wakes them. This module does
+not depend on requests, workers or devices.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class WaitList:
         self.is_notified = False
         self.gates: list[Any] = []  # locks; a thread waits for the release of each
         self.callbacks: deque[Callable[[Any], object]] = deque()
-        self.waiters: list[Any] = []  # of concurrent.futures
+        self.waiters: list[Any] = []  # waiters of concurrent.futures
         # One entry once the future was withdrawn; its second item is the error, or None for a cancelled future.
         self.withdrawn: list[tuple[None, BaseException | None]] = []
 
@@ -135,7 +135,7 @@ class Signal:
         return self._is_set
 
     def wait(self, seconds: float) -> None:
-        """Wait until it is set, or for so many seconds."""
+        """Wait until it is set, or for `seconds`."""
         if not self._is_set:
             self._gate.acquire(True, seconds)
 
@@ -154,7 +154,7 @@ def _notify_waiter(waiter: Any, future: FutureLike) -> None:
 
 
 def ensure_wait_list(future: FutureLike) -> WaitList:
-    """The future's WaitList, made if it has none."""
+    """The future's WaitList; created if it has none."""
     if future._wait_list is None:
         with _creation_lock:
             if future._wait_list is None:

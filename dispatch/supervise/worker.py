@@ -67,12 +67,12 @@ class Worker:
         """Run requests until the owner ends."""
 
     def _close(self) -> None:
-        """Settle what is in flight, and close what `_open` created."""
+        """Settle the batches in flight, and close the objects that `_open` created."""
         if self.executor is not None:
             self.executor.close()
 
     def _settle_batches(self) -> None:
-        """Wait for what is in flight, so that its memory is free."""
+        """Wait for the batches in flight, so that their memory is free."""
 
     def _find_cause(self, error: CudaError) -> BaseException:
         """The device's fault if an error was caused by one, else the error."""
@@ -81,19 +81,19 @@ class Worker:
     # -- its life -------------------------------------------------------------------------------------------------
     def _main(self) -> None:
         defect: BaseException | None = None
-        lost = False
+        is_lost = False
         for step in (self._open_and_serve, self._close):
             try:
                 step()
             except BaseException as error:  # noqa: BLE001  # passed to the owner, which decides
                 defect = defect or error
-            lost = self.device.fault is not None
-            if lost:
-                self.owner.on_device_lost()  # before any future fails with it: whoever sees the fault is refused
-        if lost or defect is None or not self.owner.replace(self, defect):
+            is_lost = self.device.fault is not None
+            if is_lost:
+                self.owner.on_device_lost()  # before any future fails with the fault: callers that see it are refused
+        if is_lost or defect is None or not self.owner.replace(self, defect):
             self.queue.drain(self.owner)
         elif self.successor is not None:
-            if self.executor is not None:  # it is closed: the successor gets another on this thread
+            if self.executor is not None:  # it is closed: the successor creates another one on this thread
                 current.executors.pop(self.executor.stream, None)
             self.successor._main()
 
@@ -124,7 +124,7 @@ class Worker:
         return request
 
     def _order_after(self, queue: QueueLike) -> None:
-        """Order later work after all that another worker has enqueued; nothing to do on the host, where it has run."""
+        """Order later work after all work that another worker has enqueued; on the host that work has already run."""
 
     def _handle_error(self, future: Future, request: Request, error: BaseException) -> bool:
         """Handle the error of a request; returns whether it has run after all. Raises an error that ends the worker."""
@@ -172,9 +172,9 @@ class Worker:
         except BaseException as error:  # noqa: BLE001  # judged by `_handle_error`
             if not _is_out_of_memory(error):
                 return error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
-            what = describe_request(request)
+            text = describe_request(request)
             short = OutOfMemory(
-                f"{self.device} has not enough memory for {what}, caches freed: {error_text(error, str)}"
+                f"{self.device} has not enough memory for {text}, caches freed: {error_text(error, str)}"
             )
             short.__cause__ = error
             return short

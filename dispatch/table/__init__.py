@@ -1,1 +1,1 @@
-"""The rows, one file for each way into a library, and the choice among them."""
+"""The rows, one file for each API of a library, and the selection among them."""

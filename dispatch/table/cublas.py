@@ -1,4 +1,4 @@
-"""The rows of BLAS by cuBLAS: one routine each, for each dtype that it has.
+"""The rows of BLAS by cuBLAS: one routine each, for each of its dtypes.
 
 `run_on` names the machines on which all cases of a row have passed.
 """

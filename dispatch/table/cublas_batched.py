@@ -1,6 +1,6 @@
 """Linear algebra over many small matrices: rows of cuBLAS's batched routines, before cuSOLVER's.
 
-A kernel of our own follows `getrfBatched`, for singular matrices.
+Our own kernel runs after `getrfBatched`, for singular matrices.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The rows of matmul for cuBLAS's gemm functions. Rows, and nothing else.
+"""The rows of matmul for cuBLAS's gemm functions.
 
 They come after cuBLASLt's and CUTLASS's rows: a request reaches them by `library="cublas"`, by autotune, or by a
-compute type that only they have. Sums in f16 (COMPUTE_16F) are so imprecise that no check could find a result that is
-wrong by 1%, so their cases use whole numbers, which they add exactly. On an H100 cuBLAS 13.1 runs BF16X9 with its f32
+compute type that only they have. Sums in f16 (COMPUTE_16F) are so imprecise that no check could detect a result that is
+wrong by 1%, so their cases use integers, whose sums are exact. On an H100 cuBLAS 13.1 runs BF16X9 with its f32
 kernels, and FIXED with its f64 kernels: the results are bit for bit the same.
 """
 

@@ -1,6 +1,6 @@
-"""The rows of grouped_matmul for `cublasGemmGroupedBatchedEx`. Rows, and nothing else.
+"""The rows of grouped_matmul for `cublasGemmGroupedBatchedEx`.
 
-They come after CUTLASS's and cuBLASLt's rows, and only they have f32 and f64. They take lists of products, whose
+They come after CUTLASS's and cuBLASLt's rows; only these rows have f32 and f64. They take lists of products, whose
 extents are known on the host. cuBLAS 13.1 refuses f32 results of 16-bit operands. `run_on` names the machines on which
 all cases of a row have passed.
 """

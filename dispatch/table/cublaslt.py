@@ -1,6 +1,6 @@
 """The rows of matmul by cuBLASLt: one for each combination that cublasLtMatmul takes.
 
-`select.py` tries them from the top down, and the first that takes a request carries it out; `core/row.py` documents the
+`select.py` tries them from top to bottom, and the first that takes a request runs it; `core/row.py` documents the
 columns; the functions are in `ops/matmul`. `run_on` names the machines on which `cublasLtMatmulAlgoGetHeuristic`
 accepts a row and all its cases pass; it is empty where no machine has run them yet.
 """
@@ -73,8 +73,8 @@ NV       = ((M.VEC16_UE4M3, M.VEC16_UE4M3),)
 
 PLAIN  = (no_fast_accum, no_scales)
 FLOAT  = (bgrad_order, aligned_vectors, *PLAIN)
-EXACT  = (full_precision, aligned_vectors, *PLAIN)                                                     # f64: GELU as precise as the sums
-DOUBLE = (gelu_asked, *FLOAT)                                                         # f64: GELU as the library has it
+EXACT  = (full_precision, aligned_vectors, *PLAIN)                                                     # f64: GELU with the precision of the sums
+DOUBLE = (gelu_asked, *FLOAT)                                                         # f64: the library's GELU
 INT8   = (extents_by_4, no_fast_accum, no_scales)
 FP8    = (k_dense, bytes_by_16, aligned_vectors, fp8_d_scales)
 FP8_D  = (k_dense, bytes_by_16, aligned_vectors, fp8_aux_scales)

@@ -1,8 +1,8 @@
 """The rows of grouped_matmul by `cublasLtMatmul` with grouped layouts; they come after CUTLASS's.
 
-The library has grouped layouts from 13.2 on, for Hopper from 13.4 on, and there for fp8 from 13.5 on; those before 13.5
-were reported to read out of bounds at some alignments (pytorch/pytorch#196645). `run_on` names the machines on which
-all cases of a row have passed.
+The library has grouped layouts from 13.2 on, for Hopper from 13.4 on, and for fp8 on Hopper from 13.5 on. There are
+reports that versions before 13.5 read out of bounds at some alignments (pytorch/pytorch#196645). `run_on` names the
+machines on which all cases of a row have passed.
 """
 
 # fmt: off

@@ -1,8 +1,8 @@
 """The rows by single calls of cuDNN's older API: softmax, activations, pooling, reductions, dropout, networks, norms.
 
 `table.py` imports this file when one of its ops is first looked up. `run_on` names the machines on which all cases of a
-row have passed. What cuDNN refuses is in the rules, or has no row: bf16 has no dropout, i8 no gradient. Sums over rows
-and columns use a graph (`cudnn_sums`) where cuDNN has an engine for it.
+row have passed. Combinations that cuDNN refuses are in the rules, or have no row: bf16 has no dropout, i8 no gradient. Sums
+over rows and columns use a graph (`cudnn_sums`) if cuDNN has an engine for it.
 """
 
 # fmt: off
@@ -29,7 +29,7 @@ from dispatch.table.on_host import on_host
 __all__ = ["ROWS"]
 
 COMP_64F, COMP_32F, FAST_TF32 = Compute.COMPUTE_64F, Compute.COMPUTE_32F, Compute.COMPUTE_32F_FAST_TF32
-SM75, SM80 = Arch(75), Arch(80)  # cuDNN 9 for CUDA 13 runs on nothing older; bf16 and TF32 came with sm_80
+SM75, SM80 = Arch(75), Arch(80)  # the oldest GPU for cuDNN 9 with CUDA 13; bf16 and TF32 exist from sm_80 on
 V9 = (9, 0)
 H200 = ("H200",)
 PASSED_OVER = "as IEEE 754 has them, but for neighbours in a window, which may pass over NaN"
@@ -132,7 +132,7 @@ TRIED_ROWS = (
     Row("divisive_norm_bwd",   (F16,  F16),    COMP_32F,  (dense_alike, odd_window),             SM75, None, V9, *DIVISIVE_BWD, H200, nonfinite=SPREADS),
 )
 # fmt: on
-# Networks of one bias take the same calls.
+# Networks with one bias use the same calls.
 ONE_BIAS_ROWS = tuple(
     replace(row, rules=(dense_sequences, bytes_by_16, one_bias), variant="one bias")
     for row in TRIED_ROWS

@@ -1,4 +1,4 @@
-"""The rows of direct sparse solves by cuDSS, from version 1.0 on, which changed functions and enums.
+"""The rows of direct sparse solves by cuDSS, from version 1.0 on, because that version changed functions and enums.
 
 `run_on` names the machines on which all cases of a row have passed.
 """

@@ -1,4 +1,4 @@
-"""The rows of Fourier transforms for cuFFT. Rows, and nothing else.
+"""The rows of Fourier transforms for cuFFT.
 
 `table.py` names this file and imports it at first use. The last column names the GPUs on which a row's cases have
 passed; it is empty where none has run them yet.

@@ -1,4 +1,4 @@
-"""The rows of linear algebra for cuSOLVER's dense routines. Rows, and nothing else.
+"""The rows of linear algebra for cuSOLVER's dense routines.
 
 `table.py` names this file and imports it at first use. The last column names the GPUs on which a row's cases have
 passed; it is empty where none has run them yet.
@@ -107,7 +107,7 @@ GPU_ROWS = (
     Row("solve",     (F32,  F32),  None,   RULES, SM75, None, V11_7, *LU_FACTOR, H100),
     Row("solve",     (F64,  F64),  None,   RULES, SM75, None, V11_7, *LU_FACTOR, H100),
     Row("solve",     (C64,  C64),  None,   SYM,   SM75, None, V11_7, *LU_FACTOR, H100),
-    Row("solve",     (C128, C128), None,   SYM,   SM75, None, V11_7, *LU_FACTOR),  # one case not since its mend
+    Row("solve",     (C128, C128), None,   SYM,   SM75, None, V11_7, *LU_FACTOR),  # one case has not run since its fix
     Row("solve",     (C64,  C64),  None,   HER,   SM75, None, V12_4, *HETRS, variant=OF_HERMITIAN),
     Row("solve",     (C128, C128), None,   HER,   SM75, None, V12_4, *HETRS, variant=OF_HERMITIAN),
     Row("ldl",       (F32,  F32),  None,   RULES, SM75, None, V11_7, *SSYTRF),
@@ -222,7 +222,7 @@ DRIVER_ROWS = tuple(
     for (op, driver), (rules, of_real, of_complex) in OTHERS.items()
     for dtype, letter in LETTERS.items()
 )
-# After the other rows, whose routines every version has; autotune compares it.
+# It comes after the other rows, whose routines every version has; autotune compares it with them.
 MANY_ROWS = tuple(
     Row(
         op="generalized_eigh",

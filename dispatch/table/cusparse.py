@@ -1,4 +1,4 @@
-"""The rows of sparse linear algebra for cuSPARSE. Rows, and nothing else.
+"""The rows of sparse linear algebra for cuSPARSE.
 
 `run_on` names the GPUs on which a row has passed all its cases.
 """
@@ -37,8 +37,8 @@ __all__ = ["ROWS"]
 
 SM75, SM80 = Arch(75), Arch(80)
 V12 = (12, 5)
-V12_9_4 = (12, 9, 4)  # has SpMVOp with the arguments bound here; 12.7.2 had others
-V12_5_4 = (12, 5, 4)  # earlier versions of SpMV rely on what a former call left in the workspace, which plans share
+V12_9_4 = (12, 9, 4)  # has SpMVOp with the arguments bound here; those of 12.7.2 differ
+V12_5_4 = (12, 5, 4)  # earlier versions of SpMV rely on data of a previous call in the workspace, which plans share
 ALL = (F32, F64, C64, C128)
 EXCHANGED = (F32, F64, C64, C128, F16, BF16)  # by csr2csc
 ANY      = (rules.aligned, rules.elements_where_needed, rules.index_dtypes, rules.dense_results)

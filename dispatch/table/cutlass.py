@@ -57,7 +57,7 @@ CUTB = ("cutlass", "GemmUniversal", blackwell_matmul)
 CUT80 = ("cutlass", "DefaultGemmUniversal", multistage_matmul)
 H200 = ("H200",)
 E = Epilogue
-# A bias may have any of these dtypes, whatever D's is; the named epilogues are translated to trees.
+# A bias may have any of these dtypes, for any dtype of D; the named epilogues are translated to trees.
 TREES  = Fusion(((F16, BF16, F32), ()), (E.NONE, E.RELU, E.GELU, E.BIAS, E.RELU_BIAS, E.GELU_BIAS), trees=True)
 LINEAR = Fusion(((), ()), trees=True)  # rules admit only alpha · acc + beta · C
 
@@ -119,7 +119,7 @@ GROUPED_ROWS = (
     Row("grouped_matmul", (F8E4M3, F8E4M3, BF16, BF16), None, GROUPED_8, SM90, SM90, ANY_VERSION, *GROUPED_CUT, H200),
 )
 
-# Convolution by im2col tensor maps; multistage kernels take the strides that these cannot express.
+# Convolution by im2col tensor maps; multistage kernels support the strides that these maps cannot express.
 IM2COL   = (conv.no_cudnn_choices, conv.one_group, conv.channels_last, conv.by_16_bytes, conv.im2col_limits, conv.dense_vectors, conv.buildable)
 IM2COL_D = (*IM2COL, conv.unit_stride)
 IM2COL_W = (conv.no_cudnn_choices, conv.one_group, conv.channels_last, conv.by_16_bytes, conv.im2col_limits, conv.scalars_only)

@@ -1,8 +1,8 @@
-"""The rows of einsum, whose steps are requests that the table has rows for. Rows, and nothing else.
+"""The rows of einsum, whose steps are requests that the table has rows for.
 
-A network of small tensors is one launch of our own kernel, where that is estimated to be faster than a call for each
-step. Where every step is a matrix product without copies of its operands, cuBLASLt runs them all, and no other library
-is needed. Else each step goes to the first row that takes it, of cuBLASLt or cuTENSOR. The last column names the GPUs
+A network of small tensors is one launch of our own kernel, if that is estimated to be faster than a call for each step.
+If every step is a matrix product without copies of its operands, cuBLASLt runs them all, and no other library is
+needed. Otherwise each step uses the first row of cuBLASLt or cuTENSOR that takes it. The last column names the GPUs
 on which a row's cases have passed; it is empty where none has run them yet.
 """
 

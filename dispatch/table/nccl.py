@@ -1,7 +1,7 @@
 """The rows of collectives: by NCCL; on the host by MPI or gloo, or by NumPy between threads.
 
-On two H100s every op was right in every dtype. Sums in fp8 with a single rank take another path since, and have not run
-again.
+On two H100s every op gave right results in every dtype. Since then, sums in fp8 with a single rank use another code
+path, and have not been run again.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from dispatch.table.on_host import on_host
 __all__ = ["DTYPES", "FUNCTIONS", "ROWS"]
 
 SM75, SM80, SM90 = Arch(75), Arch(80), Arch(90)
-V2_18, V2_24, V2_28 = (2, 18), (2, 24), (2, 28)  # communicators that split and do not block; fp8; ncclAlltoAll
+V2_18, V2_24, V2_28 = (2, 18), (2, 24), (2, 28)  # split and non-blocking communicators; fp8; ncclAlltoAll
 DTYPES = (F64, F32, F16, BF16, F8E4M3, F8E5M2, I8, U8, I32, U32, I64, U64)
 # fmt: off
-# Op: the function that it calls, and the first version that has it.
+# For each op: the function that it calls, and the first version with that function.
 FUNCTIONS = {
     "all_reduce":     ("ncclAllReduce",     V2_18),
     "broadcast":      ("ncclBroadcast",     V2_18),
@@ -59,8 +59,8 @@ def _row(op: str, dtype: Dtype, function: str, version: tuple[int, ...]) -> Row:
 def _all_to_all(dtype: Dtype) -> tuple[Row, Row]:
     """Two rows: NCCL's own call for parts of one size; sends and receives for other sizes, and for older NCCLs."""
     any_size = _row("all_to_all", dtype, "ncclSend", V2_18)
-    own = replace(any_size, rules=(dense, even_parts), function="ncclAlltoAll", variant="even")
-    return replace(own, min_version=max(own.min_version, V2_28)), any_size
+    even_size = replace(any_size, rules=(dense, even_parts), function="ncclAlltoAll", variant="even")
+    return replace(even_size, min_version=max(even_size.min_version, V2_28)), any_size
 
 
 PLAIN = tuple(_row(op, dtype, *made) for op, made in FUNCTIONS.items() for dtype in DTYPES)

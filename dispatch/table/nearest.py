@@ -1,7 +1,7 @@
 """Finds the nearest request that a row takes, by trying requests with as few fields changed as possible.
 
 `no_row` in select.py calls it if no row takes a request. Operands of other dtypes are replaced by tensors without real
-memory. The requests that are tried are checked as all requests are, and matched with the same rows; no library is
+memory. The requests that are tried are checked like all requests, and matched with the same rows; no library is
 called.
 """
 
@@ -31,9 +31,9 @@ __all__ = ["change_that_works"]
 TRIES = 48  # requests that are tried for one error
 NAMED = 2  # changes of the same size that the error names
 LONGEST = 40  # characters of a value in the error
-LONGEST_LIST = 64  # tensors of an operand that is a list; longer lists are not changed
-APART = 1 << 44  # bytes between the made-up addresses of operands, so that none overlap
-CHOICES = {  # the field that a kind of reason is about
+LONGEST_LIST = 64  # tensors in an operand that is a list; longer lists are not changed
+APART = 1 << 44  # bytes between the fictitious addresses of operands, so that none overlap
+CHOICES = {  # the field for each kind of reason
     Kind.COMPUTE: "compute",
     Kind.EPILOGUE: "epilogue",
     Kind.TREE: "epilogue",
@@ -41,7 +41,7 @@ CHOICES = {  # the field that a kind of reason is about
     Kind.OTHER_LIBRARY: "library",
     Kind.DTYPES: "out_dtype",
 }
-Change = dict[str, Any]  # field to its value; of an operand the dtype
+Change = dict[str, Any]  # from a field to its value; for an operand, its dtype
 Operand = Tensor | Sequence[Tensor]
 
 
@@ -50,7 +50,8 @@ def change_that_works(
 ) -> str:
     """What to change so that a row takes the request, as text; "" if no small change does.
 
-    `here` has the rows of this machine that refused it, the nearest first; `taken` says whether a row takes a request.
+    `here` has the rows of this machine that refused it, the nearest first; `taken` returns whether a row takes a
+    request.
     """
     if not is_dataclass(request):
         return ""
@@ -58,22 +59,22 @@ def change_that_works(
     tries = TRIES
     seen: list[Change] = []
     for level in _levels(request, operands, here):
-        found = []
+        suggestions = []
         for change in islice((change for change in level if change not in seen), tries):
             seen.append(change)
             tries -= 1
             if taken_with(request, operands, change, taken):
-                found.append(_words(request, operands, change))
-                if len(found) == NAMED:
+                suggestions.append(_words(request, operands, change))
+                if len(suggestions) == NAMED:
                     break
-        if found:
-            return ", or ".join(found)
+        if suggestions:
+            return ", or ".join(suggestions)
     return ""
 
 
 def _operands(request: Any) -> dict[str, Operand]:
     """The operands by field; lists of tensors only if these have one dtype and are not too many."""
-    found: dict[str, Operand] = {}
+    operands: dict[str, Operand] = {}
     named = {name.partition("[")[0] for name, _, _ in request.tensors()}
     for name in (field.name for field in fields(request) if field.name in named):
         value = getattr(request, name)
@@ -81,8 +82,8 @@ def _operands(request: Any) -> dict[str, Operand]:
         if not isinstance(tensors, (tuple, list)) or not 0 < len(tensors) <= LONGEST_LIST:
             continue
         if all(isinstance(one, Tensor) and one.dtype is tensors[0].dtype for one in tensors):
-            found[name] = value
-    return found
+            operands[name] = value
+    return operands
 
 
 def _dtype(operand: Operand) -> Dtype:
@@ -102,17 +103,17 @@ def taken_with(request: Any, operands: dict[str, Operand], change: Change, taken
             values[name] = tuple(_stand_in(one, dtype, next(places)) for one in operand)
     try:
         return taken(replace(request, **values))
-    except Exception:  # noqa: BLE001  # also from a user's class: then this change is not suggested
+    except Exception:  # noqa: BLE001  # a user's class may raise anything; the change is then not suggested
         return False
 
 
 def _stand_in(tensor: Tensor, dtype: Dtype, place: int) -> Tensor:
-    """A tensor with another's layout and a given dtype, at a made-up address."""
+    """A tensor with another's layout and a given dtype, at a fictitious address."""
     layout = tensor.layout
     alignment = layout.alignment if dtype is layout.dtype else 256
-    made = layout.device.layout(dtype, layout.shape, layout.strides, alignment)
+    new_layout = layout.device.layout(dtype, layout.shape, layout.strides, alignment)
     memory = Storage(layout.device, place * APART, APART, tensor.storage.writer, _nothing_to_free)
-    return Tensor(memory, place * APART + APART // 2 + alignment % 256, made)
+    return Tensor(memory, place * APART + APART // 2 + alignment % 256, new_layout)
 
 
 def _nothing_to_free(_: Storage) -> None:
@@ -125,31 +126,31 @@ def _levels(
 ) -> Iterator[Iterable[Change]]:
     """Changes, the smallest first: one field; several operands with one dtype; these and choices reset to defaults."""
     resets = _resets(request, {reason.kind for _, reasons in here for reason in reasons})
-    given = {name: _dtype(operand) for name, operand in operands.items()}
+    dtypes = {name: _dtype(operand) for name, operand in operands.items()}
     if not any(reason.kind in (Kind.DTYPES, Kind.EPILOGUE_DTYPE) for _, reasons in here for reason in reasons):
         yield resets
         return
     outputs = [name for name in operands if name in getattr(request, "writes", ("out",))]
-    inputs = [name for name in given if name not in outputs]
-    present = dict.fromkeys(given.values())
-    wanted = dict.fromkeys((*present, *(dtype for row, _ in here for dtype in row.dtypes)))
-    alike = [{name: dtype} for dtype in present for name in given if given[name] is not dtype]
-    asked = dict.fromkeys(dtype for _, reasons in here for dtype in _of_epilogue_alone(reasons))
-    beside = [{name: dtype} for dtype in asked for name in inputs if given[name] is not dtype]
-    yield [*alike, *beside, *resets]
+    inputs = [name for name in dtypes if name not in outputs]
+    present = dict.fromkeys(dtypes.values())
+    row_dtypes = dict.fromkeys((*present, *(dtype for row, _ in here for dtype in row.dtypes)))
+    one_change = [{name: dtype} for dtype in present for name in dtypes if dtypes[name] is not dtype]
+    epilogue_dtypes = dict.fromkeys(dtype for _, reasons in here for dtype in _of_epilogue_alone(reasons))
+    epilogue_changes = [{name: dtype} for dtype in epilogue_dtypes for name in inputs if dtypes[name] is not dtype]
+    yield [*one_change, *epilogue_changes, *resets]
     yield _results(request, here)
-    same = [name for name in inputs if given[name] is given[inputs[0]]]
-    bound = [name for name in same if name not in getattr(request, "mixed", ())]  # they must have the first one's dtype
-    together = [
-        {name: dtype for name in names if given[name] is not dtype}
-        for dtype in wanted
+    same = [name for name in inputs if dtypes[name] is dtypes[inputs[0]]]
+    bound = [name for name in same if name not in getattr(request, "mixed", ())]  # these need the first's dtype
+    joint_changes = [
+        {name: dtype for name in names if dtypes[name] is not dtype}
+        for dtype in row_dtypes
         for names in (bound, same, inputs)
     ]
-    yield [change for change in together if change]
-    freed: Change = {name: value for reset in resets for name, value in reset.items()}
-    freed |= dict.fromkeys(outputs)
-    if freed:
-        yield [change | freed for change in ({}, *together)]
+    yield [change for change in joint_changes if change]
+    reset_all: Change = {name: value for reset in resets for name, value in reset.items()}
+    reset_all |= dict.fromkeys(outputs)
+    if reset_all:
+        yield [change | reset_all for change in ({}, *joint_changes)]
 
 
 def _of_epilogue_alone(reasons: Sequence[Refusal]) -> Iterator[Dtype]:
@@ -160,7 +161,7 @@ def _of_epilogue_alone(reasons: Sequence[Refusal]) -> Iterator[Dtype]:
 
 
 def _results(request: Any, here: Sequence[tuple[Row, Sequence[Refusal]]]) -> list[Change]:
-    """Changes of the result's dtype to that of a row which refuses nothing else."""
+    """Changes of the result's dtype to that of a row that has no other reason to refuse."""
     field = "out_dtype" if getattr(request, "out", None) is None else "out"
     if not hasattr(request, field):
         return []
@@ -169,7 +170,7 @@ def _results(request: Any, here: Sequence[tuple[Row, Sequence[Refusal]]]) -> lis
 
 
 def _resets(request: Any, kinds: set[Kind]) -> list[Change]:
-    """Changes that reset one field to its default, for fields that a reason is about."""
+    """Changes that reset one field to its default, for the fields that caused a refusal."""
     about = {CHOICES[kind] for kind in kinds if kind in CHOICES}
     chosen = {field.name: field.default for field in fields(request) if field.name in about}
     return [

@@ -1,4 +1,4 @@
-"""on_host: makes the host's row from a GPU's."""
+"""on_host: makes a host row from a GPU row."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["on_host"]
 def on_host(
     row: Row, call: Callable[[Any, Any, Row], Plan], *, library: str = "numpy", function: str = "", stands_for: str = ""
 ) -> Row:
-    """The row by which the host carries out the same requests and refuses the same: what runs there runs on the GPU.
+    """The host row that takes and refuses the same requests: a request that runs on the host runs on the GPU.
 
     `function` defaults to the op's name; `stands_for` is the library that a request may name to reach this row.
     """

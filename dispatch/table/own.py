@@ -1,4 +1,4 @@
-"""The rows of ops with kernels of our own, compiled by NVRTC. Rows, and nothing else."""
+"""The rows of ops with kernels of our own, compiled by NVRTC."""
 
 # fmt: off
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dispatch.table.on_host import on_host
 __all__ = ["ROWS"]
 
 COMP_64F, COMP_32F = Compute.COMPUTE_64F, Compute.COMPUTE_32F
-SM75, SM80 = Arch(75), Arch(80)  # what NVRTC 13 compiles for; instructions for bf16 came with sm_80
+SM75, SM80 = Arch(75), Arch(80)  # the oldest target of NVRTC 13; bf16 instructions exist from sm_80 on
 
 H100      = ("H100",)
 ROPE      = ("own", "rope",                 nvrtc_rope, H100)

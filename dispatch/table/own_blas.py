@@ -1,6 +1,6 @@
 """The rows of BLAS by kernels of this library, compiled by NVRTC: for large dense vectors and symmetric matrices.
 
-`axpy` has none in f64: for 16.8M elements cuBLAS took 133 µs on an H100, and the kernel 143.
+`axpy` has no row in f64: for 16.8M elements cuBLAS took 133 µs on an H100, and the kernel 143 µs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dispatch.table.on_host import on_host
 __all__ = ["ROWS"]
 
 COMP_64F, COMP_32F = Compute.COMPUTE_64F, Compute.COMPUTE_32F
-SM75, SM80 = Arch(75), Arch(80)  # what NVRTC 13 compiles for; instructions for bf16 came with sm_80
+SM75, SM80 = Arch(75), Arch(80)  # the oldest target of NVRTC 13; bf16 instructions exist from sm_80 on
 RULES = (large_and_dense,)
 LINES = (large_and_in_lines,)
 # fmt: off

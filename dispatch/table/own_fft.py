@@ -1,4 +1,4 @@
-"""The rows of ops around Fourier transforms with kernels of our own, compiled by NVRTC. Rows, and nothing else."""
+"""The rows of ops around Fourier transforms with kernels of our own, compiled by NVRTC."""
 
 # fmt: off
 from __future__ import annotations

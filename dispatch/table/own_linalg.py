@@ -1,4 +1,4 @@
-"""The rows of linear algebra of small matrices with kernels of our own, compiled by NVRTC. Rows, and nothing else.
+"""The rows of linear algebra of small matrices with kernels of our own, compiled by NVRTC.
 
 They come before cuBLAS's and cuSOLVER's rows, which a request reaches by `library=` or `autotune=True`.
 """
@@ -22,7 +22,7 @@ from dispatch.table.on_host import on_host
 
 __all__ = ["ROWS"]
 
-SM75 = Arch(75)  # what NVRTC 13 compiles for
+SM75 = Arch(75)  # the oldest target of NVRTC 13
 SMALL = (aligned, even_batches, up_to_64)
 # fmt: off
 RULES = {

@@ -1,6 +1,6 @@
 """The rows of random numbers by kernels of this library, compiled by NVRTC, which draw from Philox.
 
-On the host NumPy makes the same numbers, or cuRAND's host generator where it is installed and has them.
+On the host NumPy generates the same numbers, or cuRAND's host generator if it is installed and supports them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dispatch.table.on_host import on_host
 
 __all__ = ["ROWS"]
 
-SM75, SM80 = Arch(75), Arch(80)  # what NVRTC 13 compiles for; instructions for bf16 came with sm_80
+SM75, SM80 = Arch(75), Arch(80)  # the oldest target of NVRTC 13; bf16 instructions exist from sm_80 on
 FLOATS = (F32, F64, F16, BF16)
 DTYPES = {
     "random_bits": (U32, U64),

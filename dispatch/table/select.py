@@ -1,6 +1,6 @@
 """Selects a row: `select(request, arch)` returns the first that takes the request, or raises NoRow with all reasons.
 
-`bind` uses `candidates`, users `explain`. It reads only the table and the request, and calls no library.
+`bind` uses `candidates`, users call `explain`. This module reads only the table and the request, and calls no library.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Explanation", "called", "candidates", "explain", "no_row", "reasons", "select"]
 
 LONGEST_REQUEST = 116  # characters of a request in the first line of an error
-MOST_LINES = 12  # of an explanation in a notebook
+MOST_LINES = 12  # lines of an explanation in a notebook
 LONGEST_LINE = 400  # characters of a line in a notebook
 
 
@@ -42,20 +42,20 @@ def candidates(request: Request, arch: Arch, versions: Versions = ANY_VERSION) -
     """
     wanted = request.signature()
     for row in TABLE.with_dtypes(request.op, wanted.dtypes):
-        # The library first: the version of one that is out of the question must not be read, as it may be missing.
+        # The library first: the version of a library that does not qualify must not be read, as it may be missing.
         if row.of(wanted.library) and not _machine(row, arch, versions) and accepts(row, request, wanted):
             yield row
 
 
 def reasons(request: Request, arch: Arch, versions: Versions = ANY_VERSION) -> list[tuple[Row, list[Refusal]]]:
-    """Every row of the request's op, in order, with the reasons why it refuses; none where it takes the request."""
-    wanted, found = request.signature(), []
-    asked: dict[Rule, str] = {}
+    """Every row of the request's op, in order, with the reasons why it refuses; no reasons if it takes the request."""
+    wanted, listed = request.signature(), []
+    answers: dict[Rule, str] = {}
     for row in TABLE.of(request.op):
         why = _machine(row, arch, versions) if row.of(wanted.library) or not row.on(arch) else []
-        # A newer library can be installed, so the row's other conditions are of interest, too; another GPU cannot.
-        found.append((row, why if not row.on(arch) else why + refusals(row, request, wanted, asked)))
-    return found
+        # A newer library can be installed, so the row's other conditions are listed, too; a GPU cannot be changed.
+        listed.append((row, why if not row.on(arch) else why + refusals(row, request, wanted, answers)))
+    return listed
 
 
 def _machine(row: Row, arch: Arch, versions: Versions) -> list[Refusal]:
@@ -102,15 +102,15 @@ def no_row(
         )
     tried = reasons(request, arch, versions)
     if refused:
-        own = {row: [Refusal(said.kind, str(said))] for row, said in refused.items()}
-        tried = [(row, own.get(row, why)) for row, why in tried]
+        library_refusals = {row: [Refusal(refusal.kind, str(refusal))] for row, refusal in refused.items()}
+        tried = [(row, library_refusals.get(row, why)) for row, why in tried]
     best, change = nearest(tried, arch), ""
     if refused and request.advice:  # a row takes the request, but its library refuses
         best = f"{next(iter(refused)).name} with {request.advice}"
     elif suggest and not refused:
-        here = sorted(((row, why) for row, why in tried if row.on(arch)), key=lambda entry: distance(entry[1]))
-        if here and any(reason.kind is not Kind.RULE for reason in here[0][1]):  # a rule's text says itself what helps
-            change = change_that_works(request, here, lambda other: any(candidates(other, arch, versions)))
+        of_arch = sorted(((row, why) for row, why in tried if row.on(arch)), key=lambda entry: distance(entry[1]))
+        if of_arch and any(reason.kind is not Kind.RULE for reason in of_arch[0][1]):  # rules say what helps
+            change = change_that_works(request, of_arch, lambda other: any(candidates(other, arch, versions)))
     named = [(row.name, why) for row, why in tried]
     return NoRow(request.describe(), named, best, change, _asked(request, arch))
 
@@ -127,7 +127,7 @@ def _asked(request: Request, arch: Arch) -> str:
 
 
 def called(row: Row) -> str:
-    """The function that a row finally calls: "cudabind.sys.cublasLt.cublasLtMatmul", or "numpy.lrn" if not bound."""
+    """The library function that a row calls: "cudabind.sys.cublasLt.cublasLtMatmul", or "numpy.lrn" if not bound."""
     from importlib import import_module
 
     from cudabind import LIBRARIES
@@ -138,16 +138,16 @@ def called(row: Row) -> str:
 
 def nearest(tried: Sequence[tuple[Row, Sequence[Refusal]]], arch: Arch) -> str:
     """The row of this architecture that is nearest to taking a request, and what it would need, as text."""
-    here = [(row, why) for row, why in tried if row.on(arch) and why]
-    if not here:
+    of_arch = [(row, why) for row, why in tried if row.on(arch) and why]
+    if not of_arch:
         return f"no row is for {arch}"
-    row, why = min(here, key=lambda entry: distance(entry[1]))
+    row, why = min(of_arch, key=lambda entry: distance(entry[1]))
     return f"{row.name}, which {' and '.join(map(str, why))}"
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Which row carries out a request, and why those before it do not.
+    """Which row runs a request, and why those before it do not.
 
     If no row takes it, `row` is None, `refusals` has all rows with their reasons, the nearest first, and `refusal` is
     the error that a run raises. If the request has run on the current stream, `launch` says how its plan is launched:
@@ -197,7 +197,7 @@ class Explanation:
 
 @names_arguments
 def explain(request: Request, arch: Arch | None = None, versions: Versions = ANY_VERSION) -> Explanation:
-    """Explain which row carries out a request on an architecture (by default its device's), and why others do not.
+    """Explain which row runs a request on an architecture (by default its device's), and why others do not.
 
     If no row takes it, the explanation says so, why, and what to change; `explain` does not raise NoRow.
     """
@@ -225,12 +225,12 @@ def explain(request: Request, arch: Arch | None = None, versions: Versions = ANY
 
 def _plan(request: Request) -> Plan | None:
     """The plan of a request on the current stream; None if it has not run there."""
-    found: Plan | None = request.device.executor().plans.get((type(request), *request.key()))
-    return found
+    plan: Plan | None = request.device.executor().plans.get((type(request), *request.key()))
+    return plan
 
 
 def _launch(plan: Plan | None) -> str:
-    """How a plan is launched, as text; "" if that is not known."""
+    """How a plan is launched, as text; "" if unknown."""
     if plan is None or plan.relocation is None:
         return ""
     why, nodes = plan.relocation.why, plan.relocation.nodes

@@ -1,6 +1,6 @@
 """TABLE: all rows, in order of priority. `dispatch/ops/__init__.py` says which file has the rows of an op.
 
-`select.py` tries the rows from the top down; the first that takes a request carries it out. `core/row.py` documents the
+`select.py` tries the rows from top to bottom; the first that takes a request runs it. `core/row.py` documents the
 columns.
 """
 
@@ -48,7 +48,7 @@ ORDER = (
     "einsum",
     "nccl",
 )
-# The rows of matmul are imported at once; every other file when one of its ops is first looked up.
+# The rows of matmul are imported with this module; every other file when one of its ops is first looked up.
 LATER: dict[str, tuple[str, ...]] = {}
 for files, ops in FAMILIES.values():
     for file in files.split():
@@ -64,12 +64,12 @@ def _the_table() -> Table:
 
 
 def _reduced(table: Table) -> tuple[Any, ...]:
-    """TABLE is pickled by its name, and so is `dispatch.register`, its method; a table of one's own is not pickled."""
+    """TABLE is pickled by its name, and so is `dispatch.register`, its method; other tables cannot be pickled."""
     if table is not TABLE:
         raise TypeError("a Table other than dispatch.TABLE is not pickled: its rows may be changed")
     return _the_table, ()
 
 
 copyreg.pickle(Table, _reduced)
-# No process is forked while rows are imported: in the child the import would never finish.
+# No process is forked while rows are imported, because the import would never finish in the child.
 guard(TABLE.lock)

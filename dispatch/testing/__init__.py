@@ -1,1 +1,1 @@
-"""What the cases of every family use: checks against a reference, guarded memory, mutations of results."""
+"""Tools for the cases of every op family: checks against a reference, guarded memory, mutations of results."""

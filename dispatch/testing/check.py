@@ -1,7 +1,7 @@
-"""One check of a request of an op that is one cuDNN call: operands in poisoned memory, and what must come out.
+"""One check of a request of an op that is one cuDNN call: operands in poisoned memory, and the expected results.
 
-The `cases` rooms of the ops build checks; tests run them through a row with `check_row`. Bounds belong to the ops; this
-file chooses no shapes and calls no library.
+The `cases` modules of the ops build checks; tests run them through a row with `check_row`. Each op defines its own
+bounds; this file chooses no shapes and calls no library.
 """
 
 from __future__ import annotations
@@ -52,33 +52,33 @@ __all__ = [
 Q = TypeVar("Q", bound="OperandRequest")
 F = TypeVar("F", bound="tuple[Any, ...]")
 C = TypeVar("C")
-TOGETHER = 2.5  # times what bounds allow all elements together if each is off by chance: some errors are of several
+TOGETHER = 2.5  # factor on the bound of a whole output with random errors: some errors affect several elements
 
 
 class Case(Protocol):
-    """What a test parametrizes over."""
+    """One parameter of a parametrized test."""
 
     @property
     def id(self) -> str:
-        """Readable, and of its own within a row."""
+        """A readable name, unique within a row."""
 
     def check(self, device: Device, rng: np.random.Generator) -> Check:
         """The case with fresh operands."""
 
 
 class FormCase(ABC):
-    """A case of a form, which draws its request, and memory that is watched, before anything is computed."""
+    """A case of a form; it draws its request and guarded memory before anything is computed."""
 
     form: Any
 
     @property
     def name(self) -> str:
-        """That of the form."""
+        """The name of the form."""
         return str(self.form.name)
 
     @abstractmethod
     def drawn(self, device: Device, rng: np.random.Generator) -> tuple[Any, tuple[GuardedBuffer, ...]]:
-        """The request with fresh operands, and the memory of its outputs."""
+        """The request with fresh operands, and the guarded memory of its outputs."""
 
     def request(self, device: Device, rng: np.random.Generator) -> Any:
         """The request alone."""
@@ -87,15 +87,15 @@ class FormCase(ABC):
 
 @dataclass(frozen=True)
 class MadeCase:
-    """A case that is no more than its name and what makes its check, which is called with the name."""
+    """A case that consists of its id and `make`, the function that builds its check from the id."""
 
     id: str
     make: Callable[[str, Device, np.random.Generator], Check]
-    name: str = ""  # of its form
+    name: str = ""  # the name of its form
 
     @classmethod
     def each(cls, row: Row, forms: Sequence[Any], make: Callable[..., Check]) -> list[MadeCase]:
-        """A case for each form; `make` is called with the row's op and first dtype, the form, and as above."""
+        """A case for each form; `make` gets op, first dtype, form, id, device and generator."""
         op, dtype = row.op, row.dtypes[0]
         return [cls(f"{dtype}-{number}", partial(make, op, dtype, form)) for number, form in enumerate(forms)]
 
@@ -110,12 +110,12 @@ class MadeCase:
 
 @dataclass(frozen=True)
 class Check:
-    """A request with fresh operands, what it must give, how far off each may be, and memory that is watched.
+    """A request with fresh operands, its expected results, the allowed error of each element, and guarded memory.
 
-    A bound of infinity is for what an op leaves open, such as what lies between packed sequences.
-    The reference is computed before the run, for an output may overwrite an input. `check` takes what `run` returned.
-    With `by_chance` errors of elements are by chance, so that a whole output is much less off than they are: what is 1%
-    too much of each element is seen in all together where no element shows it.
+    A bound of infinity is for elements that an op does not define, such as those between packed sequences.
+    The reference is computed before the run, because an output may overwrite an input. `verify` takes the result of
+    `run`. With `by_chance` the errors of elements are random, so a whole output has a much smaller relative error than
+    they have: if each element is 1% too large, the whole output shows it even where no single element does.
     """
 
     name: str
@@ -126,22 +126,22 @@ class Check:
     by_chance: bool = False
 
     def verify(self, result: Tensor | tuple[Tensor, ...]) -> None:
-        """Raise Mismatch unless every output is within its bound and nothing beside the outputs was written."""
-        given = list(result) if isinstance(result, tuple) else [result]
-        for name, tensor in zip(self.request.outputs(), given, strict=True):
+        """Raise Mismatch unless every output is within its bound and no memory around the outputs was written."""
+        tensors = list(result) if isinstance(result, tuple) else [result]
+        for name, tensor in zip(self.request.outputs(), tensors, strict=True):
             if name in self.expected:
                 self._compare(name, tensor.numpy())
         self._check_memory()
 
     def renew(self, result: Tensor | tuple[Tensor, ...] | None = None) -> None:
-        """Lay all outputs as they were before the first run; those of `result` that were allocated hold poison."""
+        """Restore all outputs to their values before the first run; outputs that the run allocated get poison."""
         for memory in self.written:
             if memory.whole.ndim:
                 memory.renew()
-        made = result if isinstance(result, tuple) else () if result is None else (result,)
-        held = {id(tensor) for _, tensor, _ in self.request.tensors()}
-        for tensor in made:
-            if id(tensor) not in held:
+        results = result if isinstance(result, tuple) else () if result is None else (result,)
+        given_ids = {id(tensor) for _, tensor, _ in self.request.tensors()}
+        for tensor in results:
+            if id(tensor) not in given_ids:
                 tensor.copy_from(poison(tensor.dtype, tensor.shape))
 
     def _check_memory(self) -> None:
@@ -155,7 +155,7 @@ class Check:
         values = got.astype(np.complex128 if got.dtype.kind == "c" else np.float64)
         with np.errstate(invalid="ignore"):
             off = np.abs(values - expected)
-            # NaN is wrong, equal infinities are right; where anything is allowed, anything is right
+            # NaN is wrong, equal infinities are right; under an infinite bound every value is right
             right = (off <= allowed) | (values == expected)
             wrong = None if right.all() else ~(right | (allowed == np.inf))
         if wrong is not None and wrong.any():
@@ -168,11 +168,11 @@ class Check:
             self._compare_together(name, values, expected, allowed)
 
     def _compare_together(self, name: str, values: Array, expected: Array, allowed: Array) -> None:
-        """Raise Mismatch where the errors of all elements add up to more of the result than chance makes of them."""
-        told = np.isfinite(expected) & np.isfinite(allowed) & np.isfinite(values)
-        exact, off = expected[told], values[told] - expected[told]
-        share, limit = (off * exact).sum(), TOGETHER * np.sqrt(((allowed[told] * exact) ** 2).sum())
-        limit += (off**2).sum()  # rounding to nearest takes the squares of its errors from `share`: 0.15% with fp8
+        """Raise Mismatch if the errors of all elements, projected on the result, exceed the limit for random errors."""
+        finite = np.isfinite(expected) & np.isfinite(allowed) & np.isfinite(values)
+        exact, off = expected[finite], values[finite] - expected[finite]
+        share, limit = (off * exact).sum(), TOGETHER * np.sqrt(((allowed[finite] * exact) ** 2).sum())
+        limit += (off**2).sum()  # rounding to nearest lowers `share` by the sum of its squared errors: 0.15% with fp8
         if abs(share) > limit:
             size = (exact**2).sum()
             raise Mismatch(
@@ -184,11 +184,11 @@ class Check:
 def with_outputs(
     request: Q, lay: Callable[[Array], GuardedBuffer], **by_name: Callable[[Array], GuardedBuffer]
 ) -> tuple[Q, tuple[GuardedBuffer, ...]]:
-    """A request with memory for each of its outputs: poison, put on the device by `lay`, or by what its name has."""
-    made = {name: poison(output.dtype, output.shape) for name, output in request.outputs().items()}
-    memories = {name: by_name.get(name, lay)(values) for name, values in made.items()}
-    given: Any = request.replace(**{name: memory.view for name, memory in memories.items()})
-    return given, tuple(memories.values())
+    """A request with poisoned memory for each output, put on the device by `by_name[output]`, else by `lay`."""
+    poisoned = {name: poison(output.dtype, output.shape) for name, output in request.outputs().items()}
+    memories = {name: by_name.get(name, lay)(values) for name, values in poisoned.items()}
+    replaced: Any = request.replace(**{name: memory.view for name, memory in memories.items()})
+    return replaced, tuple(memories.values())
 
 
 def checked(
@@ -199,14 +199,14 @@ def checked(
     *,
     by_chance: bool = False,
 ) -> Check:
-    """The check of a request with memory that is watched: what its formula gives in float64, within its bounds."""
+    """The check of a request with guarded memory: the results of its formula in float64, within its bounds."""
     request, written = drawn
     expected = evaluate(request, EXACT)
     return Check(name, request, expected, bounds(request, expected), written, by_chance)
 
 
 def in_turn(forms: Sequence[F], choices: Sequence[C], plain: Container[str]) -> list[tuple[F, C]]:
-    """Each form with one of the choices, by turns, and the plain ones, by their names, which come first, with all."""
+    """Each form with one of the choices in turn; forms whose name (the first item) is in `plain` with all choices."""
     return [
         (form, choice)
         for number, form in enumerate(forms)
@@ -216,7 +216,7 @@ def in_turn(forms: Sequence[F], choices: Sequence[C], plain: Container[str]) -> 
 
 
 def result_of(formula: Formula, request: OperandRequest) -> Array:
-    """What comes out of a request with one output, as an operand of another: exact, and rounded to its dtype."""
+    """The exact result of a request with one output, rounded to its dtype, as an operand of another request."""
     return formula(request, EXACT)["out"].astype(request.outputs()["out"].dtype.numpy)
 
 
@@ -224,32 +224,32 @@ def result_of(formula: Formula, request: OperandRequest) -> Array:
 def place(
     device: Device, values: Array, order: Sequence[int] | None = None, gap: int = 0, *, aligned: bool = False
 ) -> GuardedBuffer:
-    """Values on a device with their axes in memory in an order; `gap` poisoned elements behind every axis.
+    """Values on a device with their axes in memory in the given order; `gap` poisoned elements follow every axis.
 
-    As many stand before the innermost axis, so that the view starts at an odd element, unless it is to be `aligned`.
+    Unless `aligned`, `gap` elements also precede the innermost axis, so that the view starts at an odd element.
     """
     axes = tuple(range(values.ndim)) if order is None else tuple(order)
     lines = values.transpose(axes)
     dtype = Dtype.of(values.dtype)
-    room = [extent + gap for extent in lines.shape]
+    padded_shape = [extent + gap for extent in lines.shape]
     inside: list[Any] = [slice(0, extent) for extent in lines.shape]
     before = 0 if aligned else gap
-    if room and before:
-        room[-1] += before
+    if padded_shape and before:
+        padded_shape[-1] += before
         inside[-1] = slice(before, before + lines.shape[-1])
-    kept = poison(dtype, tuple(room))
-    kept[tuple(inside)] = lines
-    whole = device.array(kept)
+    poisoned = poison(dtype, tuple(padded_shape))
+    poisoned[tuple(inside)] = lines
+    whole = device.array(poisoned)
     part = whole[tuple(inside)]
-    steps = [0] * values.ndim
-    for place_in_memory, axis in enumerate(axes):
-        steps[axis] = part.layout.strides[place_in_memory]
-    layout = device.layout(dtype, values.shape, tuple(steps), part.ptr)
-    return GuardedBuffer(Tensor(part.storage, part.ptr, layout), whole, kept, tuple(inside))
+    strides = [0] * values.ndim
+    for position, axis in enumerate(axes):
+        strides[axis] = part.layout.strides[position]
+    layout = device.layout(dtype, values.shape, tuple(strides), part.ptr)
+    return GuardedBuffer(Tensor(part.storage, part.ptr, layout), whole, poisoned, tuple(inside))
 
 
 def normal(rng: np.random.Generator, dtype: Dtype, shape: tuple[int, ...], spread: float = 1.0) -> Array:
-    """Normal numbers of a spread; whole ones over most of the range of i8."""
+    """Normally distributed numbers with standard deviation `spread`; integers over most of the range of i8."""
     if dtype.numpy.kind in "iu":
         return rng.integers(-100 if dtype.numpy.kind == "i" else 0, 101, shape).astype(dtype.numpy)
     drawn: Array = (rng.standard_normal(shape) * spread).astype(dtype.numpy)
@@ -257,7 +257,7 @@ def normal(rng: np.random.Generator, dtype: Dtype, shape: tuple[int, ...], sprea
 
 
 def distinct(rng: np.random.Generator, dtype: Dtype, shape: tuple[int, ...]) -> Array:
-    """Values of magnitude 1 among which no two within 2000 of each other are equal; whole ones may be.
+    """Values of magnitude 1; no two within 2000 elements of each other are equal, except that integers may be.
 
     bf16 has 128 values between two powers of 2: 8 of those ranges and both signs make 2048 of them.
     """
@@ -271,12 +271,12 @@ def distinct(rng: np.random.Generator, dtype: Dtype, shape: tuple[int, ...]) -> 
 
 
 def rounded(error: Array, expected: Array, dtype: Dtype) -> Array:
-    """A bound after rounding to a dtype: the result is what one of the values within the bound is rounded to."""
+    """A bound after rounding to a dtype: the result is one of the values within the bound, rounded."""
     if dtype.numpy.kind in "iu":
         return np.asarray(error + 0.5)
     return stored(error, expected, dtype)
 
 
 def unit(dtype: Dtype) -> float:
-    """The unit roundoff of what is computed between reading and storing: f64 for f64, else f32."""
+    """The unit roundoff of the computation between reading and storing: that of f64 for f64, else of f32."""
     return 2.0**-53 if dtype is F64 else 2.0**-24

@@ -1,4 +1,4 @@
-"""Operands in guarded memory: a view inside a larger buffer of poison, which tells what was written beside it."""
+"""Operands in guarded memory: a view inside a larger buffer of poison, which shows writes outside of the view."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ POISON_BYTE = 0x5A
 
 
 class Mismatch(AssertionError):
-    """An output that is further from the reference than its bound, or memory beside an output that was written."""
+    """An output differs from the reference by more than its bound, or memory around an output was written."""
 
 
 def poison(dtype: Dtype, shape: tuple[int, ...]) -> Array:
-    """Values that show when they are read or left: NaN, or 0x5A in every byte where the dtype has none."""
+    """Values that reveal a wrong read or a missing write: NaN, or 0x5A in every byte if the dtype has no NaN."""
     if dtype.numpy.kind in "iu":
         size = int(np.prod(shape)) * dtype.itemsize
         return np.full(size, POISON_BYTE, np.uint8).view(dtype.numpy).reshape(shape)
@@ -33,7 +33,7 @@ def poison(dtype: Dtype, shape: tuple[int, ...]) -> Array:
 
 @dataclass(frozen=True)
 class GuardedBuffer:
-    """A view inside a larger buffer, and the buffer as it was."""
+    """A view inside a larger buffer, and the original contents of the buffer."""
 
     view: Tensor
     whole: Tensor
@@ -46,7 +46,7 @@ class GuardedBuffer:
     ) -> GuardedBuffer:
         """Put (…, rows, cols) values on a device, in column-major order if `columns`, with poison around them.
 
-        `padding` elements follow every line, `guard` lines stand before and behind every matrix.
+        `padding` elements follow every line, `guard` lines precede and follow every matrix.
         """
         lines = np.swapaxes(values, -1, -2) if columns else values
         *batch, count, extent = lines.shape
@@ -59,11 +59,11 @@ class GuardedBuffer:
         return cls(view.mT if columns else view, whole, before, inside)
 
     def renew(self) -> None:
-        """Lay the buffer as it was: poison, or what is read before it is written."""
+        """Restore the original contents: poison, or values that are read before they are written."""
         self.whole.copy_from(self.before)
 
     def disturbed(self) -> int:
-        """The number of bytes outside the view that differ from what they were."""
+        """The number of bytes outside the view that have changed."""
         after = self.whole.numpy()
         after[self.inside] = self.before[self.inside]
         return int(np.count_nonzero(_bytes(after) != _bytes(self.before)))

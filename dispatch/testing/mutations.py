@@ -1,8 +1,8 @@
-"""Wrong results that an op's cases must reject: how they are held against a check, and those that all ops have.
+"""Wrong results that the cases of an op must reject: the comparison with a check, and the mutations for all ops.
 
-The `mutations` rooms of the ops make wrong results from a request, in float64; `survivors` rounds each as a library
-would, gives it to the case's own check and names those that pass. That needs no GPU: it is about the bounds, and about
-operands in which a fault does not show.
+The `mutations` modules of the ops make wrong results from a request, in float64; `verdicts` rounds each as a library
+would, and runs the case's own check on it. That needs no GPU: it tests the bounds, and finds operands that do not
+reveal a fault.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dispatch.keys import Dtype
 
     Results = Mapping[str, Array]
-    # From a request: the outputs that come out wrong; None where the request has nothing of the kind.
+    # From a request to the wrong outputs by name; None if the mutation does not apply to the request.
     Mutation = Callable[[Any], Results | None]
 
 __all__ = [
@@ -45,11 +45,11 @@ __all__ = [
     "with_fields",
 ]
 
-FEW = 32  # elements, of which none need be near where its rounding turns
+FEW = 32  # elements; with fewer, perhaps none is close enough to a rounding boundary for 1% to show
 
 
 class Verdict(NamedTuple):
-    """What became of a mutation; `seen` is None where the result, once rounded, is the right one."""
+    """Whether the check has rejected a mutation; `seen` is None if the rounded result equals the right one."""
 
     mutation: str
     seen: bool | None
@@ -61,11 +61,11 @@ def verdicts(
     mutations: Mapping[str, Mutation],
     wanted: Callable[[str], bool] = bool,
 ) -> Iterator[Verdict]:
-    """Whether a check of the host sees each mutation; first, as "none", that it takes the rounded reference.
+    """Whether a check on the host rejects each mutation; the first one, "none", is the rounded reference itself.
 
-    `named` gives the outputs of a request by the names of their results; `wanted` says which mutations to try. Where
-    the reference is NaN nobody writes, and what was there stays, unless a check says `writes_nan`. One whose
-    result is drawn says what may be (`drawn`).
+    `named` returns the outputs of a request by the names of their results; `wanted` selects the mutations to try. Where
+    the reference is NaN the op does not write, and the old value stays, unless the check has `writes_nan`. A check of
+    random results has `drawn`, a function that returns possible results.
     """
     outputs: Operands = check.request.device.executor().outputs(check.request)
     result = check.request.result(outputs)
@@ -76,7 +76,7 @@ def verdicts(
     before = {name: (np.isnan(expected[name]) & unwritten, tensor.numpy()) for name, tensor in tensors.items()}
     right = {name: _stored(expected[name], tensor.dtype, *before[name]) for name, tensor in tensors.items()}
     subject = getattr(check, "subject", check.request)
-    made_of = ((name, make(subject)) for name, make in mutations.items() if wanted(name))
+    of_op = ((name, make(subject)) for name, make in mutations.items() if wanted(name))
     allowed = getattr(check, "allowed", {})
     free = {
         name: np.broadcast_to(allowed[name], np.shape(expected[name])) == np.inf
@@ -84,7 +84,7 @@ def verdicts(
         if isinstance(allowed, dict) and np.any(np.asarray(allowed.get(name, 0)) == np.inf)
     }
     of_all = ((name, values) for name, values in shared(expected, tensors, free) if wanted(name))
-    for mutation, values in itertools.chain([("none", {})], made_of, of_all):
+    for mutation, values in itertools.chain([("none", {})], of_op, of_all):
         if values is None:
             continue
         stored = {
@@ -95,7 +95,7 @@ def verdicts(
             yield Verdict(mutation, None)
         else:
             yield Verdict(mutation, _rejects(check, result, tensors, stored))
-            for name, tensor in tensors.items():  # the next mutation starts from what was there: it may be an operand
+            for name, tensor in tensors.items():  # for the next mutation: an output may be an operand, too
                 tensor.copy_from(before[name][1])
 
 
@@ -110,7 +110,7 @@ def _rejects(check: Any, result: Any, tensors: Mapping[str, Tensor], stored: Res
 
 
 def _by_name(expected: Any) -> Results:
-    """The reference of a check: by name, of one output alone, or of one after the other."""
+    """The reference of a check by name; `expected` is a dict, the array of the only output, or a list of arrays."""
     if isinstance(expected, list):
         return {f"out[{number}]": values for number, values in enumerate(expected)}
     return {"out": expected} if isinstance(expected, np.ndarray) else dict(expected)
@@ -118,12 +118,12 @@ def _by_name(expected: Any) -> Results:
 
 def made(request: Any, result: Any) -> dict[str, Tensor]:
     """The outputs of a request of one cuDNN call by the names of their results."""
-    given = list(result) if isinstance(result, tuple) else [result]
-    return dict(zip(request.outputs(), given, strict=True))
+    tensors = list(result) if isinstance(result, tuple) else [result]
+    return dict(zip(request.outputs(), tensors, strict=True))
 
 
 def altered(evaluate: Formula, request: Any, **fields: Any) -> dict[str, Array]:
-    """The outputs of a request with other fields in float64; an array is put into memory that lies as the operand's."""
+    """The outputs of a request with other fields, in float64; an array is copied to memory of the operand's layout."""
     others = {n: changed(getattr(request, n), v) if isinstance(v, np.ndarray) else v for n, v in fields.items()}
     with np.errstate(all="ignore"):
         return evaluate(replace(request, **others), EXACT)
@@ -132,7 +132,7 @@ def altered(evaluate: Formula, request: Any, **fields: Any) -> dict[str, Array]:
 def with_fields(formula: Formula, least: int = 0, /, **changes: Callable[[Any], Any]) -> Mutation:
     """The results of requests with other fields, each made from the request.
 
-    None where one is to become None, for there is no such thing, or the first operand has fewer elements than `least`.
+    None if a new field is None, or if the first operand has fewer elements than `least`.
     """
 
     def mutation(request: Any) -> Results | None:
@@ -145,7 +145,7 @@ def with_fields(formula: Formula, least: int = 0, /, **changes: Callable[[Any], 
 
 
 def of_operand(evaluate: Formula, name: str, change: Callable[[Array], Array | None]) -> Mutation:
-    """The mutation that changes the values of an operand, a copy of which its function gets, where it is there."""
+    """The mutation that changes the values of an operand, if it is given; `change` gets a copy of them."""
 
     def mutate(request: Any) -> Results | None:
         tensor = getattr(request, name, None)
@@ -158,9 +158,9 @@ def of_operand(evaluate: Formula, name: str, change: Callable[[Array], Array | N
 def shared(
     expected: Results, tensors: Mapping[str, Tensor], free: Results | None = None
 ) -> Iterator[tuple[str, Results]]:
-    """Of each output: 1% too large, not written, and along each axis one line that is its neighbour's.
+    """For each output: 1% too large, not written, and along each axis one line replaced by its neighbour.
 
-    `free` says where an op leaves open what is there, which is no line to be changed.
+    `free` marks the elements that an op does not define; a line of only such elements is not replaced.
     """
     for name, tensor in tensors.items():
         values = np.asarray(expected[name])
@@ -172,8 +172,8 @@ def shared(
         yield f"{name} not written", {name: poison(tensor.dtype, values.shape)}
         for axis, extent in enumerate(values.shape):
             if extent > 1:
-                nobodys = None if free is None or name not in free else np.moveaxis(free[name], axis, 0)
-                wrong = _one_line(np.moveaxis(values, axis, 0), nobodys)
+                undefined = None if free is None or name not in free else np.moveaxis(free[name], axis, 0)
+                wrong = _one_line(np.moveaxis(values, axis, 0), undefined)
                 yield (
                     f"{name}: a line of axis {axis - values.ndim} is its neighbour's",
                     {name: np.moveaxis(wrong, 0, axis)},
@@ -181,14 +181,14 @@ def shared(
 
 
 def _one_line(lines: Array, nobodys: Array | None) -> Array:
-    """The lines with one that is like the next: a typical one of those that are not free, for two may be alike."""
+    """The lines with one replaced by the next: a typical one that is not free, because two lines may be equal."""
     with np.errstate(invalid="ignore"):
-        apart = np.abs(np.diff(lines.astype(np.result_type(lines, np.float64)), axis=0))
-    apart[np.isnan(apart)] = 0
-    sizes = apart.reshape(len(lines) - 1, -1).max(axis=1, initial=0)
+        differences = np.abs(np.diff(lines.astype(np.result_type(lines, np.float64)), axis=0))
+    differences[np.isnan(differences)] = 0
+    sizes = differences.reshape(len(lines) - 1, -1).max(axis=1, initial=0)
     if nobodys is not None and not nobodys.all():
-        theirs = np.flatnonzero(~nobodys[:-1].reshape(len(sizes), -1).all(axis=1))
-        line = theirs[typical(sizes[theirs])] if len(theirs) else 0
+        defined = np.flatnonzero(~nobodys[:-1].reshape(len(sizes), -1).all(axis=1))
+        line = defined[typical(sizes[defined])] if len(defined) else 0
     else:
         line = typical(sizes)
     wrong = lines.copy()
@@ -197,7 +197,7 @@ def _one_line(lines: Array, nobodys: Array | None) -> Array:
 
 
 def typical(sizes: Array) -> int:
-    """The place of the median: neither the largest nor one that is next to nothing."""
+    """The index of the median: neither the largest nor a very small one."""
     return int(np.argsort(sizes, kind="stable")[len(sizes) // 2])
 
 
@@ -206,22 +206,22 @@ def host_array(like: Tensor, values: Array) -> Tensor:
     return like.device.array(np.ascontiguousarray(values).astype(like.dtype.numpy))
 
 
-# -- operands that are changed ------------------------------------------------------------------------------------
+# -- changed operands ------------------------------------------------------------------------------------
 def changed(tensor: Tensor, values: Array) -> Tensor:
     """Other values in memory of the same layout."""
-    steps = tensor.layout.strides
-    low = sum((e - 1) * min(s, 0) for e, s in zip(tensor.shape, steps, strict=True)) if tensor.size else 0
-    high = sum((e - 1) * max(s, 0) for e, s in zip(tensor.shape, steps, strict=True)) if tensor.size else 0
+    strides = tensor.layout.strides
+    low = sum((e - 1) * min(s, 0) for e, s in zip(tensor.shape, strides, strict=True)) if tensor.size else 0
+    high = sum((e - 1) * max(s, 0) for e, s in zip(tensor.shape, strides, strict=True)) if tensor.size else 0
     start = -low * tensor.dtype.itemsize
     whole = tensor.device.zeros((high - low + 1,), tensor.dtype)
-    layout = tensor.device.layout(tensor.dtype, tensor.shape, steps, whole.ptr + start)
+    layout = tensor.device.layout(tensor.dtype, tensor.shape, strides, whole.ptr + start)
     view = Tensor(whole.storage, whole.ptr + start, layout)
     view.copy_from(np.ascontiguousarray(values).astype(tensor.dtype.numpy))
     return view
 
 
 def lines_out(tensor: Tensor, axis: int) -> Array:
-    """The values of an operand with one line of an axis left out, a typical one."""
+    """The values of an operand with zeros in one typical line of an axis."""
     values = np.moveaxis(np.asarray(tensor).copy(), axis, 0)
     sizes = np.abs(values.astype(np.float64)).reshape(len(values), -1).sum(axis=1)
     values[typical(sizes)] = 0
@@ -229,12 +229,12 @@ def lines_out(tensor: Tensor, axis: int) -> Array:
 
 
 def neighbour(tensor: Tensor, axis: int) -> Array:
-    """The values of an operand, each one that of its neighbour along an axis."""
+    """The values of an operand, each replaced by its neighbour along an axis."""
     return np.roll(np.asarray(tensor), 1, axis=axis)
 
 
 def rounded(values: Array, dtype: Dtype) -> Array:
-    """Values as an output holds them: to nearest, within the range of fp8 and of whole numbers."""
+    """Values as an output stores them: rounded to nearest, clipped to the range of fp8 and integer dtypes."""
     values = np.asarray(values)
     if values.dtype == dtype.numpy:
         return values
@@ -249,8 +249,8 @@ def rounded(values: Array, dtype: Dtype) -> Array:
 
 def _stored(values: Array, dtype: Dtype, unwritten: Array, before: Array) -> Array:
     stored = rounded(values, dtype).reshape(before.shape)
-    nobodys = unwritten.reshape(before.shape)
-    return np.where(nobodys, before, stored) if nobodys.any() and not nobodys.all() else stored
+    kept_old = unwritten.reshape(before.shape)
+    return np.where(kept_old, before, stored) if kept_old.any() and not kept_old.all() else stored
 
 
 def _equal(one: Array, other: Array) -> bool:

@@ -1,1 +1,1 @@
-"""Worlds: the ranks of a program, who makes their communicators, and what becomes of them when some are lost."""
+"""Worlds: the ranks of a program, how their communicators are made, and how they recover when ranks are lost."""

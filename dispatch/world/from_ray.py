@@ -1,4 +1,4 @@
-"""Worlds whose ranks are Ray actors, which Ray starts and restarts. NCCL moves the data, or gloo on the host."""
+"""Worlds whose ranks are Ray actors, which Ray starts and restarts. NCCL moves the data, on the host gloo."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["actor_device", "from_ray"]
 
 W = TypeVar("W", bound=RankWorld)
 KEEP_VISIBLE_DEVICES = (
-    "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"  # with this variable Ray leaves CUDA_VISIBLE_DEVICES as it is
+    "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"  # with this variable Ray does not change CUDA_VISIBLE_DEVICES
 )
 CONNECT_TIMEOUT = 20.0  # seconds at most: ranks listen before they join, so one that cannot be reached has ended
 
@@ -74,26 +74,26 @@ def _new_token() -> str:
 
 
 def actor_device() -> str:
-    """The first GPU that Ray has given this actor, or "host"; Ray usually hides all other GPUs from the process."""
-    given = ray().get_runtime_context().get_accelerator_ids().get("GPU")
-    if not given:
+    """The first GPU that Ray assigned to this actor, or "host"; Ray usually hides all other GPUs from the process."""
+    gpu_ids = ray().get_runtime_context().get_accelerator_ids().get("GPU")
+    if not gpu_ids:
         return "host"
     is_shown_all = os.environ.get(KEEP_VISIBLE_DEVICES, "0").lower() in ("1", "true")
-    return f"cuda:{given[0]}" if is_shown_all else "cuda:0"
+    return f"cuda:{gpu_ids[0]}" if is_shown_all else "cuda:0"
 
 
 def _connect_all(
     name: str, joining: JoinRequest, maker: CommunicatorMaker, until: float
 ) -> tuple[SocketMesh, Membership]:
     """Join the rendezvous, and connect to all other ranks."""
-    own = listen()
+    listener = listen()
     try:
-        result = join_rendezvous(name, joining._replace(port=own.getsockname()[1]), until)
+        result = join_rendezvous(name, joining._replace(port=listener.getsockname()[1]), until)
     except BaseException:
-        own.close()
+        listener.close()
         raise
     soon = time.monotonic() + min(CONNECT_TIMEOUT, joining.grace)
-    mesh = SocketMesh.join(joining.member, result.addresses, own, result.job, soon)
+    mesh = SocketMesh.join(joining.member, result.addresses, listener, result.job, soon)
     try:
         return mesh, first_membership(mesh, list(result.addresses), result.generation, maker, soon)
     except BaseException:
@@ -117,7 +117,7 @@ def _regroup(
     """The next mesh, of the ranks that join within `grace` seconds; RankLeftOut if they went on without this one."""
     answer = old.take(lambda _, message: message["kind"] == "out", 0.0, lambda: True)
     if answer is not None:
-        old.on_message(*answer)  # keep it: this rank is out however often it asks
+        old.on_message(*answer)  # keep the answer: asking again does not change it
         raise left_out_error(me, answer[1]["generation"], answer[1]["members"])
     expected = range(size) if restarts else [each for each in members if each not in old.lost]
     awaited = tuple(each for each in expected if each not in old.left)
@@ -135,7 +135,7 @@ def _gloo_maker(host: str) -> CommunicatorMaker:
     from dispatch.libraries.gloo.communicator import GlooCommunicator, StoreAddress, gloo, serve_store
 
     gloo()
-    served: list[Any] = []  # the newest store, which ends when nobody refers to it
+    served: list[Any] = []  # the newest store, which ends when it is not referenced any more
 
     def payload(members: int) -> list[Any]:
         del members

@@ -82,19 +82,19 @@ class LocalWorld:
         shared: list[ThreadMesh] = []
         meshes = [ThreadMesh(rank, shared) for rank in range(self.size)]
         agreed = Membership(tuple(range(self.size)), self._generation, self._maker.payload(self.size))
-        made = [
+        worlds = [
             thread.submit(self._kind, mesh, agreed, device, self._deadline, self._maker)
             for thread, mesh, device in zip(self._threads, meshes, self._devices, strict=True)
         ]
-        self._meshes, self.worlds = meshes, tuple(each.result() for each in made)
+        self._meshes, self.worlds = meshes, tuple(each.result() for each in worlds)
 
     def run(self, function: Callable[Concatenate[RankWorld, P], T], *args: P.args, **kwargs: P.kwargs) -> list[T]:
         """Call `function(world, …)` on each rank's thread, and return the results in rank order.
 
-        If a function raises, its rank is lost to the others, whose collectives fail; they may `rebuild` and go on. Once
-        all have ended, the first error that is no CollectiveError is raised here, or else the first one, because
-        CollectiveErrors follow from others. Different errors of other ranks are added as notes (Python 3.11). After
-        that, call `rebuild` first.
+        If a function raises, its rank is lost to the others, whose collectives fail; they may `rebuild` and continue.
+        Once all have ended, the first error other than a CollectiveError is raised here, or else the first error,
+        because CollectiveErrors follow from others. Different errors of other ranks are added as notes (Python 3.11).
+        After that, call `rebuild` first.
         """
         self._check()
         errors: list[BaseException] = []  # in the order in which they were raised

@@ -1,10 +1,10 @@
 """Agreement on the members of the next generation of a world.
 
 The lowest living member is the leader: the others send it a "join" message, and it sends the list of members to all,
-once every member has joined that is not known to have ended, or the grace period is over. A member that gets no answer
+once every member has joined whose end is not known, or the grace period is over. A member that gets no answer
 from a leader tries the next one. All members come here within one deadline of one another, because the same failed
 collective brings them here; so a leader waits for one grace period, and the others wait for two. A member that joins
-too late is told that it is out.
+too late gets an answer that it is out.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def agree_on_members(
 ) -> Membership:
     """Take part in the agreement on a generation, or on a later one if others propose that.
 
-    The leader calls `payload(count)`, with the number of members, for what the new communicator needs. RankLeftOut if
-    the others have gone on without this member.
+    The leader calls `payload(count)`, with the number of members, for the data that the new communicator needs.
+    RankLeftOut if the others have continued without this member.
     """
     # The others may have agreed, and even ended, while this member was silent.
     answer = mesh.take(lambda _, message: _is_answer(message, generation), 0.0, lambda: True)
@@ -66,7 +66,7 @@ def _is_answer(message: Message, generation: int) -> bool:
 def _accept_answer(mesh: Mesh, leader: int, message: Message) -> Membership:
     me, members = mesh.me, tuple(message.get("members", ()))
     if message["kind"] == "out" or me not in members:
-        mesh.on_message(leader, message)  # keep it: this member is out however often it asks
+        mesh.on_message(leader, message)  # keep the answer: asking again does not change it
         who = f"member {leader} has made generation {message['generation']} of {list(members)}"
         raise RankLeftOut(f"member {me} was not heard in time: {who}")
     return Membership(members, message["generation"], message["payload"])
@@ -85,10 +85,10 @@ def _count_members(
         return message["kind"] in ("join", "leave", "out", "members") and message["generation"] >= generation
 
     while not is_complete():
-        found = mesh.take(concerns, until, is_complete)
-        if found is None:
+        received = mesh.take(concerns, until, is_complete)
+        if received is None:
             break
-        peer, message = found
+        peer, message = received
         if message["kind"] in ("out", "members"):  # others have agreed: this member was silent for too long
             return _accept_answer(mesh, peer, message)
         if message["kind"] == "join" and peer in others:

@@ -1,7 +1,7 @@
-"""Control messages between ranks, of a few hundred bytes: which ranks are alive, and what a new communicator needs.
+"""Control messages of a few hundred bytes between ranks: which ranks are alive, and data for a new communicator.
 
 `ThreadMesh` is for threads of one process, `SocketMesh` for processes. Every rank is connected to every other, so all
-notice the end of one at once, and no rank is indispensable. Nothing here makes a communicator.
+ranks notice the end of one at once, and the mesh works without any of them. This module makes no communicator.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Mesh", "SocketMesh", "ThreadMesh", "listen", "receive_message", "rendezvous", "send_message"]
 
 LENGTH = struct.Struct("!I")
-LONGEST = 1 << 20  # bytes of a message
+LONGEST = 1 << 20  # bytes of the longest message
 HELLO_TIMEOUT = 5.0  # seconds within which a connecting rank must identify itself
 RETRY = 0.02  # seconds between two attempts to connect to a rank that does not listen yet
 
@@ -39,7 +39,7 @@ class Mesh(ABC):
         me: this member.
         lost: members whose connections have ended; `left` are those that said goodbye before.
         has_failed: whether this member leaves because of an error; to the others it then looks like a lost one.
-        failed: the generations that other members have given up, with the first message about each.
+        failed: the generations that have failed on other members, with the first message about each.
     """
 
     def __init__(self, me: int) -> None:
@@ -55,11 +55,11 @@ class Mesh(ABC):
 
     @abstractmethod
     def send(self, peer: int, message: Message) -> None:
-        """Send a message; does nothing if the peer is gone."""
+        """Send a message; does nothing if the peer has ended."""
 
     @abstractmethod
     def close(self) -> None:
-        """Tell the others that this member leaves; a second call does nothing."""
+        """Notify the other members that this one leaves; a second call does nothing."""
 
     def take(self, wanted: Callable[[int, Message], bool], until: float, ended: Callable[[], bool]) -> Any:
         """The first message with `wanted(sender, message)`, and its sender; None once `ended()`, or at `until`."""
@@ -69,8 +69,8 @@ class Mesh(ABC):
 
         with self.changed:
             self.changed.wait_for(lambda: found() is not None or ended(), max(0.0, until - time.monotonic()))
-            place = found()
-            return None if place is None else self.inbox.pop(place)
+            index = found()
+            return None if index is None else self.inbox.pop(index)
 
     def on_message(self, peer: int, message: Message) -> None:
         """Handle a message that has arrived."""
@@ -139,14 +139,14 @@ def send_message(connection: socket.socket, message: Message) -> None:
 
 
 def receive_message(connection: socket.socket) -> Message:
-    """Read one message; ConnectionError if the connection ends, or for anything that is no message."""
+    """Read one message; ConnectionError if the connection ends, or if the data is not a message."""
     (size,) = LENGTH.unpack(_receive_exactly(connection, LENGTH.size))
     if size > LONGEST:
         raise ConnectionError(f"a message of {size} bytes")
-    found = json.loads(_receive_exactly(connection, size))
-    if not isinstance(found, dict):
+    message = json.loads(_receive_exactly(connection, size))
+    if not isinstance(message, dict):
         raise ConnectionError("a message that is no object")
-    return found
+    return message
 
 
 def _receive_exactly(connection: socket.socket, size: int) -> bytes:
@@ -162,13 +162,13 @@ def _receive_exactly(connection: socket.socket, size: int) -> bytes:
 def connect(address: Address, until: float, what: str) -> socket.socket:
     """Connect, with retries until the address listens; CollectiveTimeout if it does not in time."""
     while True:
-        left = until - time.monotonic()
-        if left <= 0:
+        seconds = until - time.monotonic()
+        if seconds <= 0:
             raise CollectiveTimeout(f"{what}: nobody listens at {address[0]}:{address[1]}")
         try:
-            connection = socket.create_connection(address, timeout=left)
+            connection = socket.create_connection(address, timeout=seconds)
         except (ConnectionError, TimeoutError, socket.gaierror, OSError):
-            time.sleep(min(RETRY, left))
+            time.sleep(min(RETRY, seconds))
             continue
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection
@@ -213,7 +213,7 @@ class SocketMesh(Mesh):
     def send(self, peer: int, message: Message) -> None:
         if peer in self.lost or peer not in self._sockets:
             return
-        with self._sending, contextlib.suppress(OSError):  # the reading thread notices that it is gone
+        with self._sending, contextlib.suppress(OSError):  # the reading thread notices that the peer is gone
             send_message(self._sockets[peer], message)
 
     def _read(self) -> None:
@@ -246,7 +246,7 @@ class SocketMesh(Mesh):
 
 
 def _read_hello(connection: socket.socket, left: float) -> Message:
-    """The first message of a new connection; {} if it is none, or does not come soon."""
+    """The first message of a new connection; {} if it is not a message, or does not come within HELLO_TIMEOUT."""
     connection.settimeout(min(left, HELLO_TIMEOUT))
     try:
         return receive_message(connection)
@@ -257,15 +257,15 @@ def _read_hello(connection: socket.socket, left: float) -> Message:
 def _accept(own: socket.socket, job: str, until: float, what: str) -> tuple[int, socket.socket]:
     """Accept the next member's connection; connections without the job's token are closed."""
     while True:
-        left = until - time.monotonic()
-        if left <= 0:
+        seconds = until - time.monotonic()
+        if seconds <= 0:
             raise CollectiveTimeout(f"{what}: the others have not come in time")
-        own.settimeout(left)
+        own.settimeout(seconds)
         try:
             connection, _ = own.accept()
         except OSError:
             continue
-        hello = _read_hello(connection, left)
+        hello = _read_hello(connection, seconds)
         if hello.get("job") == job and isinstance(hello.get("member"), int):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return hello["member"], connection
@@ -281,25 +281,25 @@ def rendezvous(
             connection.settimeout(max(1e-3, until - time.monotonic()))
             send_message(connection, {"kind": "here", "member": rank, "address": own, "size": size})
             try:
-                told = receive_message(connection)
+                answer = receive_message(connection)
             except OSError as error:
                 raise CollectiveTimeout(f"rank {rank}: rank 0 has not answered in time: {error}") from error
-        if "error" in told:
-            raise CollectiveError(told["error"])
-        return dict(enumerate(map(tuple, told["addresses"]))), told["job"]
-    found: dict[int, tuple[Address, socket.socket | None]] = {0: (own, None)}
+        if "error" in answer:
+            raise CollectiveError(answer["error"])
+        return dict(enumerate(map(tuple, answer["addresses"]))), answer["job"]
+    joined: dict[int, tuple[Address, socket.socket | None]] = {0: (own, None)}
     with listen(master[1]) as server:
-        while len(found) < size:
+        while len(joined) < size:
             member, address, connection = _accept_rank(
-                server, until, f"rank 0 has heard of {len(found)} of {size} ranks"
+                server, until, f"rank 0 has heard of {len(joined)} of {size} ranks"
             )
-            if not 0 < member < size or member in found:
+            if not 0 < member < size or member in joined:
                 send_message(connection, {"error": f"rank {member} is there already, or none of {size}"})
                 connection.close()
                 continue
-            found[member] = address, connection
-    addresses = [found[member][0] for member in range(size)]
-    for _, connection_of in found.values():
+            joined[member] = address, connection
+    addresses = [joined[member][0] for member in range(size)]
+    for _, connection_of in joined.values():
         if connection_of is not None:
             with connection_of, contextlib.suppress(OSError):
                 send_message(connection_of, {"addresses": addresses, "job": job})
@@ -308,16 +308,16 @@ def rendezvous(
 
 def _accept_rank(server: socket.socket, until: float, what: str) -> tuple[int, Address, socket.socket]:
     while True:
-        left = until - time.monotonic()
-        if left <= 0:
+        seconds = until - time.monotonic()
+        if seconds <= 0:
             raise CollectiveTimeout(what)
-        server.settimeout(left)
+        server.settimeout(seconds)
         try:
             connection, _ = server.accept()
         except OSError:
             continue
-        told = _read_hello(connection, left)
+        hello = _read_hello(connection, seconds)
         try:
-            return int(told["member"]), (str(told["address"][0]), int(told["address"][1])), connection
+            return int(hello["member"]), (str(hello["address"][0]), int(hello["address"][1])), connection
         except (ValueError, KeyError, TypeError, IndexError):
-            connection.close()  # of some other program
+            connection.close()  # it is from another program

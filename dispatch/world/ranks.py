@@ -1,7 +1,7 @@
-"""RankWorld: this rank among all ranks of a program, with their present communicator, and how the next one is made.
+"""RankWorld: one rank's view of all ranks of a program: their present communicator, and how to make the next one.
 
-`start.py` and `local.py` make them, and users know them as `World`. A communicator of NCCL, MPI, gloo or threads moves
-the data; a mesh finds out which ranks are alive. A world makes no collective call itself.
+`start.py` and `local.py` create RankWorlds; for users the class is `World`. A communicator of NCCL, MPI, gloo or
+threads moves the data; a mesh detects which ranks are alive. A world makes no collective call itself.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class RankWorld:
         communicator.fail(RankLost(text, (rank,)))
 
     def _on_member_failed(self, generation: int) -> None:
-        """Fail the communicator at once if another rank's has failed, because the next call would wait for ever."""
+        """Fail the communicator at once if another rank's has failed, because its next call would never end."""
         entry, communicator = self._mesh.failed.get(generation), getattr(self, "communicator", None)
         if entry is None or communicator is None or generation != self.generation or self.closed:
             return
@@ -106,7 +106,7 @@ class RankWorld:
         self.communicator.check()
 
     def abort(self, why: str = "it was aborted") -> None:
-        """End running collectives, here and on the other ranks, which are notified. `rebuild` goes on from here."""
+        """End running collectives, here and on the other ranks, which are notified. Call `rebuild` to continue."""
         self.communicator.abort(why)
 
     def rebuild(self, *, grace: float | None = None) -> Self:
@@ -127,7 +127,7 @@ class RankWorld:
         else:
             mesh, agreed = self._regroup(self._mesh, self.members, self.generation + 1, until)
             self._attach_mesh(mesh)
-        self.generation = agreed.generation  # also if the following fails: the next agreement is another one
+        self.generation = agreed.generation  # even if the following fails, because each agreement needs a new number
         old.close()
         clear_failed(self.device, old)
         self._start_generation(agreed)

@@ -1,8 +1,8 @@
-"""The rendezvous of Ray actors that are the ranks of a world: a named actor, which each rank polls.
+"""The rendezvous of Ray actors that are the ranks of a world: a named actor, which all ranks poll.
 
 It determines the members of the next generation: once all awaited ranks have joined, or the grace period is over, it
 answers each of them with the members and their addresses. A request to join contains all that is needed, so a
-rendezvous actor that Ray has restarted, or that another rank has created again, goes on without other state. It
+rendezvous actor that Ray has restarted, or that another rank has created again, continues without other state. It
 carries no data, and makes no communicator.
 """
 
@@ -24,19 +24,19 @@ SILENT_SECONDS = 10.0  # seconds without a poll after which a rank counts as end
 
 
 def ray() -> Any:
-    """The module ray; DeviceUnavailable if it is not installed."""
+    """The module `ray`; DeviceUnavailable if it is not installed."""
     try:
         import ray as found
     except ImportError as error:
-        what = "ranks and supervisors that are Ray's actors need Ray: pip install 'cudabind[ray]'"
-        raise DeviceUnavailable(f"{what}; {error}") from error
+        requirement = "ranks and supervisors that are Ray's actors need Ray: pip install 'cudabind[ray]'"
+        raise DeviceUnavailable(f"{requirement}; {error}") from error
     return found
 
 
 class JoinRequest(NamedTuple):
     """A member's request to join.
 
-    `generation` is the smallest in which it can take part, 0 for a member that has not been in any; `awaited` are the
+    `generation` is the smallest in which it can take part, 0 for a new member; `awaited` are the
     members for which it waits, up to `grace` seconds. A new member waits until an old one starts a round, or until all
     have joined.
     """
@@ -72,7 +72,7 @@ class RendezvousActor:
     """The rendezvous actor. Members that have joined poll it; one that stops polling counts as ended."""
 
     def __init__(self) -> None:
-        self._joined: dict[int, tuple[JoinRequest, float]] = {}  # with the time of its last poll
+        self._joined: dict[int, tuple[JoinRequest, float]] = {}  # the requests, with the time of the last poll
         self._last: RendezvousResult | None = None
         self._round_start = math.inf  # when a member of an earlier generation first joined
 
@@ -85,33 +85,35 @@ class RendezvousActor:
             return last._replace(is_out=True)
         self._joined[joining.member] = joining, now
         self._joined = {member: entry for member, entry in self._joined.items() if now - entry[1] < SILENT_SECONDS}
-        asked = [each for each, _ in self._joined.values() if each.generation]
-        self._round_start = min(self._round_start, now) if asked else math.inf
-        awaited = [set(each.awaited) for each in asked] or [set(range(joining.size))]
+        with_generation = [each for each, _ in self._joined.values() if each.generation]
+        self._round_start = min(self._round_start, now) if with_generation else math.inf
+        awaited = [set(each.awaited) for each in with_generation] or [set(range(joining.size))]
         is_complete = set.intersection(*awaited) <= self._joined.keys()
-        if not is_complete and now < self._round_start + max((each.grace for each in asked), default=math.inf):
+        if not is_complete and now < self._round_start + max(
+            (each.grace for each in with_generation), default=math.inf
+        ):
             return None
         return self._end_round()
 
     def leave(self, member: int, port: int) -> None:
         """Remove a member that has stopped waiting."""
-        found = self._joined.get(member)
-        if found is not None and found[0].port == port:
+        entry = self._joined.get(member)
+        if entry is not None and entry[0].port == port:
             del self._joined[member]
 
     def _end_round(self) -> RendezvousResult:
         joined = sorted((joining for joining, _ in self._joined.values()), key=lambda one: one.member)
         is_one_host = len({each.host for each in joined}) == 1
-        places = {each.member: ("127.0.0.1" if is_one_host else each.host, each.port) for each in joined}
-        before = -1 if self._last is None else self._last.generation
-        generation = max(before + 1, *(each.generation for each in joined), 0)
+        addresses = {each.member: ("127.0.0.1" if is_one_host else each.host, each.port) for each in joined}
+        previous = -1 if self._last is None else self._last.generation
+        generation = max(previous + 1, *(each.generation for each in joined), 0)
         self._joined, self._round_start = {}, math.inf
-        self._last = RendezvousResult(places, generation, joined[0].job)
+        self._last = RendezvousResult(addresses, generation, joined[0].job)
         return self._last
 
 
 def rendezvous_actor(name: str) -> Any:
-    """The handle of the rendezvous actor of the world of this name, which is created if there is none."""
+    """The handle of the rendezvous actor of the world with this name; creates the actor if there is none."""
     options = {"num_cpus": 0, "max_restarts": -1}
     return ray().remote(RendezvousActor).options(name=f"dispatch world {name}", get_if_exists=True, **options).remote()
 
@@ -126,7 +128,7 @@ def join_rendezvous(name: str, joining: JoinRequest, until: float) -> Rendezvous
             if actor is None:
                 actor = rendezvous_actor(name)
             result: RendezvousResult | None = module.get(actor.join.remote(joining), timeout=SILENT_SECONDS)
-        except broken as error:  # it has ended with its creator, or its answer was lost: try again
+        except broken as error:  # the actor ended with its creator, or its answer was lost: try again
             actor, result, why = None, None, f"the actor of its meeting does not answer: {error}"
         if result is not None and result.is_out:
             raise left_out_error(joining.member, result.generation, result.addresses)
@@ -140,5 +142,5 @@ def join_rendezvous(name: str, joining: JoinRequest, until: float) -> Rendezvous
 
 
 def left_out_error(member: int, generation: int, members: Iterable[int]) -> RankLeftOut:
-    """The error of a member that has joined too late."""
+    """The error for a member that has joined too late."""
     return RankLeftOut(f"member {member} was not heard in time: generation {generation} is {sorted(members)}")

@@ -34,12 +34,12 @@ W = TypeVar("W", bound=RankWorld)
 
 
 def resolve_device(device: Device | str | None, usual: str) -> Device:
-    """The device of a name, or the device itself; `usual` for None."""
+    """The device, from a device or its name; None stands for `usual`."""
     return device if isinstance(device, Device) else device_of(usual if device is None else device)
 
 
 def close_at_exit(world: W) -> W:
-    """Returns the world; at exit it is closed with the exception that ends the program, if it is still open.
+    """Register the world to be closed at exit with the exception that ends the program; returns the world.
 
     Otherwise the other ranks would wait for their deadlines, because MPI_Finalize keeps this process and its
     connections for them. A program that ends without an error does nothing, because other ranks may still be in their
@@ -47,17 +47,17 @@ def close_at_exit(world: W) -> W:
     """
     atexit.register(
         _close_failed_world, weakref.ref(world)
-    )  # behind the handler of libraries/mpi/process_exit.py, so called before it
+    )  # registered after the handler of libraries/mpi/process_exit.py, so called before it
     return world
 
 
 def _close_failed_world(world: weakref.ref[RankWorld]) -> None:
-    error, found = getattr(sys, "last_value", None), world()
-    if error is not None and found is not None and not found.closed:
-        found.__exit__(type(error), error, None)
+    error, target = getattr(sys, "last_value", None), world()
+    if error is not None and target is not None and not target.closed:
+        target.__exit__(type(error), error, None)
 
 
-# -- NCCL, wherever its ranks come from -------------------------------------------------------------------------------
+# -- NCCL, for all kinds of worlds ------------------------------------------------------------------------------------
 def nccl_maker(config: NcclConfig | None = None) -> CommunicatorMaker:
     """Makes communicators of NCCL; one member gets the unique id."""
     return CommunicatorMaker(_new_id, partial(_make_nccl, config))
@@ -89,18 +89,18 @@ def first_membership(
     if mesh.me == leader:
         agreed = Membership(tuple(members), generation, maker.payload(len(members)))
         for peer in others:
-            told = {
+            membership_message = {
                 "kind": "members",
                 "generation": generation,
                 "members": list(members),
                 "payload": agreed.payload,
             }
-            mesh.send(peer, told)
+            mesh.send(peer, membership_message)
         return agreed
-    word = mesh.take(lambda _, message: message["kind"] == "members", until, lambda: leader in mesh.lost)
-    if word is None:
+    received = mesh.take(lambda _, message: message["kind"] == "members", until, lambda: leader in mesh.lost)
+    if received is None:
         raise RankLost(f"rank 0, member {leader}, has not told in time what a communicator begins with", (0,))
-    return Membership(tuple(members), generation, word[1]["payload"])
+    return Membership(tuple(members), generation, received[1]["payload"])
 
 
 # -- torchrun's variables ---------------------------------------------------------------------------------------------
@@ -117,11 +117,11 @@ def from_env(
         raise BadRequest("device", "host", "a GPU: NCCL moves the data of such a world", hint)
     master = os.environ.get("MASTER_ADDR", "127.0.0.1")
     at = check_int("port", _number(os.environ, "MASTER_PORT") + 1 if port is None else port, 1, 65535)
-    own = listen()
+    listener = listen()
     addresses, job = rendezvous(
-        rank, size, (master, at), (_own_host(master), own.getsockname()[1]), _new_token(), until
+        rank, size, (master, at), (_own_host(master), listener.getsockname()[1]), _new_token(), until
     )
-    mesh = SocketMesh.join(rank, addresses, own, job, until)
+    mesh = SocketMesh.join(rank, addresses, listener, job, until)
     try:
         maker = nccl_maker(config)
         return close_at_exit(kind(mesh, first_membership(mesh, range(size), 0, maker, until), home, deadline, maker))
@@ -131,11 +131,11 @@ def from_env(
 
 
 def _number(variables: Mapping[str, str], name: str) -> int:
-    given = variables.get(name)
-    if given is None or not given.isdecimal():
+    text = variables.get(name)
+    if text is None or not text.isdecimal():
         hint = "torchrun --nproc-per-node 2 program.py sets it"
-        raise BadRequest(name, "unset" if given is None else repr(given), "a number in the environment", hint)
-    return int(given)
+        raise BadRequest(name, "unset" if text is None else repr(text), "a number in the environment", hint)
+    return int(text)
 
 
 def _new_token() -> str:
@@ -157,22 +157,22 @@ def from_mpi(kind: type[W], comm: Any, device: Device | str | None, deadline: fl
 
     check_number("deadline", deadline, low=1e-3, high=1e9)
     until, home = time.monotonic() + deadline, resolve_device(device, "host")
-    given = mpi().COMM_WORLD if comm is None else comm
-    own = listen()
-    here = (socket.gethostname(), own.getsockname()[1], _new_token())
-    told = call_with_timeout(deadline, partial(given.allgather, here), "the first meeting of all ranks")
-    job = told[0][2]
-    is_one_host = len({host for host, _, _ in told}) == 1
-    addresses = {member: ("127.0.0.1" if is_one_host else host, port) for member, (host, port, _) in enumerate(told)}
-    mesh = SocketMesh.join(given.rank, addresses, own, job, until)
+    communicator = mpi().COMM_WORLD if comm is None else comm
+    listener = listen()
+    own_entry = (socket.gethostname(), listener.getsockname()[1], _new_token())
+    entries = call_with_timeout(deadline, partial(communicator.allgather, own_entry), "the first meeting of all ranks")
+    job = entries[0][2]
+    is_one_host = len({host for host, _, _ in entries}) == 1
+    addresses = {member: ("127.0.0.1" if is_one_host else host, port) for member, (host, port, _) in enumerate(entries)}
+    mesh = SocketMesh.join(communicator.rank, addresses, listener, job, until)
     try:
         if home.is_host:
             host = device_of("host")
-            one = MpiCommunicator.duplicate(given, host, f"dispatch {job}", deadline=deadline)
-            agreed = Membership(tuple(range(given.size)), 0, None)
+            one = MpiCommunicator.duplicate(communicator, host, f"dispatch {job}", deadline=deadline)
+            agreed = Membership(tuple(range(communicator.size)), 0, None)
             return close_at_exit(kind(mesh, agreed, home, deadline, _mpi_maker(one)))
         maker = nccl_maker(config)
-        agreed = first_membership(mesh, range(given.size), 0, maker, until)
+        agreed = first_membership(mesh, range(communicator.size), 0, maker, until)
         return close_at_exit(kind(mesh, agreed, home, deadline, maker))
     except BaseException:
         mesh.close()

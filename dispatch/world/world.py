@@ -1,4 +1,4 @@
-"""World: the ways in which a program's ranks begin. What a world is and does stands in ranks.py."""
+"""World: the constructors, one for each way of starting a program's ranks. ranks.py has the implementation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["World"]
 
 
 class World(RankWorld):
-    """The ranks of a program, as one of them sees them.
+    """The ranks of a program, from the view of one of them.
 
     Collective requests take it as `comm`. Each communicator is one generation of the world: once it has failed, because
     a rank was lost or a deadline passed, every call on it raises, on all ranks, and `rebuild` makes the next one over
@@ -29,11 +29,11 @@ class World(RankWorld):
 
     Attributes:
         rank, size: this rank, and the number of ranks, in the present generation.
-        device: the device whose memory its collectives move.
-        generation: 0, and one more with each communicator.
+        device: the device whose memory its collectives use.
+        generation: 0 for the first communicator, and one more for each later one.
         deadline: seconds that a collective may take.
         members: the first numbers of the present ranks, in order.
-        communicator: of the present generation; passing it as `comm` is faster than passing the world.
+        communicator: the communicator of the present generation; passing it as `comm` is faster than passing the world.
     """
 
     @classmethod
@@ -62,7 +62,7 @@ class World(RankWorld):
         deadline: float = 300.0,
         config: NcclConfig | None = None,
     ) -> Self:
-        """The world of processes started by mpirun: those of a communicator of mpi4py, COMM_WORLD for None.
+        """The world of processes started by mpirun; `comm` is a communicator of mpi4py, COMM_WORLD for None.
 
         On the host, the default device, MPI moves the data; on GPUs NCCL does. With Open MPI use `mpirun --with-ft
         ulfm`: otherwise mpirun ends all ranks when one ends.
@@ -81,9 +81,9 @@ class World(RankWorld):
         deadline: float = 300.0,
         config: NcclConfig | None = None,
     ) -> Self:
-        """The world of Ray actors, each of which calls this with its rank, and all with a name that only they use.
+        """The world of Ray actors. Each calls this with its rank, and all with the same name, which must be unique.
 
-        `device` is by default the first GPU that Ray has given the actor (`num_gpus=1`), or the host without one. NCCL
+        `device` is by default the first GPU that Ray has assigned to the actor (`num_gpus=1`), else the host. NCCL
         moves the data between GPUs; on the host gloo does, which comes with PyTorch, because MPI connects only
         processes that mpirun has started. With `restarts` a rebuild also waits `grace` seconds for ranks that have
         ended, because Ray restarts them (`max_restarts`): a restarted actor calls this again, and waits here until the

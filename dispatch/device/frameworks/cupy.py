@@ -49,9 +49,9 @@ class CuPy(Framework):
         item = dtype.numpy.itemsize
         if any(stride % item for stride in given.strides):
             raise BadRequest(operand, f"strides of {given.strides} bytes", f"multiples of {item}", "x.copy()")
-        home = device_of(f"cuda:{given.device.id}")
+        gpu = device_of(f"cuda:{given.device.id}")
         strides = tuple(stride // item for stride in given.strides)
-        return ForeignStorage(self, home, self.stream(home), given, given.data.ptr).tensor(dtype, given.shape, strides)
+        return ForeignStorage(self, gpu, self.stream(gpu), given, given.data.ptr).tensor(dtype, given.shape, strides)
 
     def is_on_gpu(self, given: Any) -> bool:
         return True
@@ -75,13 +75,13 @@ class CuPy(Framework):
 
     def allocate(self, device: Device, shape: Shape, strides: Shape, dtype: Dtype) -> Tensor | None:
         if dtype.bits < BYTE or dtype.numpy.isbuiltin != 1:
-            return None  # CuPy may lack such a dtype; where it has it, it wraps memory of ours
+            return None  # CuPy may lack such a dtype; if it has it, `wrapped` makes its array over our memory
         reach = sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True))
         item = dtype.numpy.itemsize
         with cupy.cuda.Device(device.ordinal):
             memory = cupy.cuda.alloc((reach + 1) * item if 0 not in shape else 0)
-            made = cupy.ndarray(shape, dtype.numpy, memory, tuple(stride * item for stride in strides))
-        return ForeignStorage(self, device, self.stream(device), made, made.data.ptr).tensor(dtype, shape, strides)
+            array = cupy.ndarray(shape, dtype.numpy, memory, tuple(stride * item for stride in strides))
+        return ForeignStorage(self, device, self.stream(device), array, array.data.ptr).tensor(dtype, shape, strides)
 
     def wrapped(self, tensor: Tensor) -> Any:
         return cupy.from_dlpack(tensor)

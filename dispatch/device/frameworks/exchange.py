@@ -1,4 +1,4 @@
-"""Operands of any library with DLPack: imported by the protocol, and results exported by it.
+"""Operands of any library with DLPack: the protocol imports operands and exports results.
 
 The library makes our stream wait for its work on an operand, and its own stream wait when it imports a result.
 """
@@ -22,7 +22,7 @@ __all__ = ["Exchange"]
 
 
 class Exchange(Framework):
-    """A library known only by DLPack; its `from_dlpack` is in the package of its arrays, or in `package.dlpack`."""
+    """A library accessed only by DLPack; its `from_dlpack` is in the arrays' package, or in `package.dlpack`."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -32,12 +32,12 @@ class Exchange(Framework):
 
     def tensor(self, operand: str, given: Any) -> Tensor:
         try:
-            taken = external_memory.from_dlpack(given)
+            imported = external_memory.from_dlpack(given)
         except BadRequest as error:
             raise BadRequest(operand, error.given, error.expected, error.hint) from error
-        layout = taken.layout
-        storage = ForeignStorage(self, layout.device, taken.storage.writer, given, taken.ptr)
-        storage.held = taken
+        layout = imported.layout
+        storage = ForeignStorage(self, layout.device, imported.storage.writer, given, imported.ptr)
+        storage.held = imported
         return storage.tensor(layout.dtype, layout.shape, layout.strides, readonly=layout.readonly or self.readonly)
 
     def wrapped(self, tensor: Tensor) -> Any:
@@ -46,7 +46,7 @@ class Exchange(Framework):
 
     def _takes(self) -> Callable[[Any], Any] | None:
         for module in (sys.modules.get(self.name), sys.modules.get(f"{self.name}.dlpack")):
-            found: Callable[[Any], Any] | None = getattr(module, "from_dlpack", None)
-            if found is not None:
-                return found
+            importer: Callable[[Any], Any] | None = getattr(module, "from_dlpack", None)
+            if importer is not None:
+                return importer
         return None

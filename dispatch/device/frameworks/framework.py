@@ -23,9 +23,9 @@ Shape = tuple[int, ...]
 
 
 class ForeignStorage(Storage):
-    """The memory of another library's operand, which it keeps alive; `tensor` makes the tensor that stands for it.
+    """The memory of another library's operand, which it keeps alive; `tensor` makes the tensor that represents it.
 
-    Its first use counts as one on that library's current stream, as if the library itself used it: nothing waits.
+    Its first use counts as a use on that library's current stream, as if the library itself used it: nothing waits.
     """
 
     __slots__ = ("at", "first", "framework", "held", "layout")
@@ -34,12 +34,12 @@ class ForeignStorage(Storage):
         super().__init__(device, ptr, 0, stream, _let_go, given)
         self.framework, self.first, self.at = framework, stream, ptr
         self.layout: Any = None
-        self.held: Any = None  # what else keeps the memory alive
+        self.held: Any = None  # another object that keeps the memory alive
 
     def tensor(self, dtype: Dtype, shape: Shape, strides: Shape, *, readonly: bool = False) -> Tensor:
-        """The tensor that stands for the whole operand; strides count elements.
+        """The tensor that represents the whole operand; strides count elements.
 
-        NumPy may report strides of 0 for an array without elements; they are replaced by those of a dense one.
+        NumPy may report strides of 0 for an array without elements; they are replaced by those of a dense array.
         """
         if 0 in shape:
             strides = c_strides(shape)
@@ -49,7 +49,7 @@ class ForeignStorage(Storage):
 
 def _let_go(storage: Storage) -> None:
     """Release the operand: at once if only its library's own stream has used it, because that library reuses memory in
-    the order of that stream; else once our streams are done with it.
+    the order of that stream; else when our streams are done with it.
     """
     device = storage.device
     if isinstance(storage, ForeignStorage) and storage.owner is storage.first:
@@ -64,8 +64,8 @@ def ordered_with(
 ) -> Iterator[None]:
     """A block of work on `stream`, which waits for the streams of other libraries' operands; these then wait for it.
 
-    While a user captures `stream`, nothing waits where an operand is of `home`, whose stream it is: it was taken in on
-    another one of that library's streams, and work that is only captured is ordered where the graph is launched.
+    While a user captures `stream`, which belongs to the library `home`, nothing waits for an operand of `home`: it was
+    imported on another stream of that library, and the order of captured work is set when the graph is launched.
     """
     others: dict[Any, None] = {}
     for _, tensor, _ in uses:
@@ -84,19 +84,19 @@ def ordered_with(
 
 
 class Code(NamedTuple):
-    """Expressions in `{x}`, an operand, from which core/framework_call_cache.py generates code for repeated calls.
+    """Expressions in an operand `{x}`, from which core/framework_call_cache.py generates code for repeated calls.
 
-    They may use the names in `scope`, and `_ordinal`, the number of the GPU.
+    They may use the names in `scope` and the GPU number `_ordinal`.
     """
 
-    kinds: frozenset[type]  # the exact types, without subclasses, that the expressions are for
+    kinds: frozenset[type]  # the types that the expressions support, without subclasses
     scope: dict[str, Any]
-    ordinal: str  # of the GPU that x is on; negative for none
-    handle: str  # of the library's current stream there
+    ordinal: str  # the number of the GPU that x is on; negative for none
+    handle: str  # the handle of the library's current stream there
     pointer: str
     layout: str  # everything that a layout depends on, except the pointer
-    watching: str = "False"  # whether autograd is on in this thread,
-    watched: str = "False"  # and whether it tracks x: then a request is made, which refuses it
+    watching: str = "False"  # whether autograd is enabled in this thread,
+    watched: str = "False"  # and whether it tracks x: if so, a request is made, which refuses x
 
 
 class Framework(ABC):
@@ -104,7 +104,7 @@ class Framework(ABC):
 
     name: str
     readonly = False  # whether its arrays must never be written, even if they claim to be writable
-    code: Code | None = None  # None where no call over its operands is remembered
+    code: Code | None = None  # None if calls with its operands are not cached
 
     @abstractmethod
     def owns(self, kind: type) -> bool:
@@ -112,17 +112,17 @@ class Framework(ABC):
 
     @abstractmethod
     def tensor(self, operand: str, given: Any) -> Tensor:
-        """The tensor that stands for an operand of this library, without a copy.
+        """The tensor that represents an operand of this library, without a copy.
 
         BadRequest, with the operand's name, for an array without such memory, or one that must not be used here.
         """
 
     def readable(self, given: Any) -> Any:
-        """The array in a form that `tensor` accepts if it is only to be read, such as detached from autograd."""
+        """The array in a form that `tensor` accepts for reading only, for example detached from autograd."""
         return given
 
     def is_on_gpu(self, given: Any) -> bool:
-        """Whether an array is in the memory of a GPU; False if that cannot be told cheaply."""
+        """Whether an array is in the memory of a GPU; False if that cannot be determined cheaply."""
         return False
 
     def stream(self, device: Device) -> Stream | None:
@@ -130,11 +130,11 @@ class Framework(ABC):
         return None
 
     def is_current(self, device: Device, handle: int) -> bool:
-        """Whether the library's current stream in this thread has this handle; False if that is not told quickly."""
+        """Whether it is the library's current stream in this thread; False if that cannot be checked quickly."""
         return False
 
     def allocate(self, device: Device, shape: Shape, strides: Shape, dtype: Dtype) -> Tensor | None:
-        """An uninitialized array of this library, as a tensor; None if we must allocate and `wrapped` converts it."""
+        """An uninitialized array of this library, as a tensor; None if dispatch allocates and `wrapped` converts."""
         return None
 
     def lasting(self, device: Device) -> int | None:
@@ -142,7 +142,7 @@ class Framework(ABC):
         return None
 
     def maker(self, device: Device, shape: Shape, strides: Shape, dtype: Dtype) -> Callable[[], Any] | None:
-        """A function that allocates uninitialized arrays on the library's current stream; None if we must allocate."""
+        """A function that allocates uninitialized arrays on the library's current stream; None: dispatch allocates."""
         return None
 
     def guard(self, dtype: Dtype) -> str | None:
@@ -151,14 +151,14 @@ class Framework(ABC):
 
     @abstractmethod
     def wrapped(self, tensor: Tensor) -> Any:
-        """An array of this library over a tensor of ours; the tensor itself if the library cannot represent it."""
+        """An array of this library over a tensor; the tensor itself if the library cannot represent it."""
 
     def written(self, given: Any) -> None:  # noqa: B027  # most libraries do not need it
         """Tell the library that an operand was written in place."""
 
     # -- results --------------------------------------------------------------------------------------------------
     def given_back(self, result: Any, made: Any) -> Any:
-        """A result in this library's objects: operands as they were given, and new outputs as its arrays."""
+        """A result in this library's objects: operands as they were passed, and new outputs as its arrays."""
         if isinstance(result, tuple):
             return tuple(self.given_back(one, made) for one in result)
         if isinstance(result, list):

@@ -27,11 +27,11 @@ def framework_of(kind: type) -> Framework | None:
         return _known[kind]
     except KeyError:
         pass
-    found = _found(kind)
+    framework = _found(kind)
     if len(_known) >= MAX_TYPES:
         _known.clear()
-    _known[kind] = found
-    return found
+    _known[kind] = framework
+    return framework
 
 
 def _found(kind: type) -> Framework | None:
@@ -55,7 +55,7 @@ def _framework(module: str) -> Framework:
 
 @cache
 def _other(package: str) -> Framework:
-    """A library that is known only by DLPack."""
+    """A library that is accessed only by DLPack."""
     from dispatch.device.frameworks.exchange import Exchange
 
     return Exchange(package)
@@ -67,7 +67,7 @@ def adopt(request: Any) -> None:
 
     Requests call it before they check their fields.
     """
-    homes: list[Framework] = []
+    frameworks: list[Framework] = []
     cls: Any = type(request)
     for name, default, of_numbers in _fields(cls):
         value = getattr(request, name)
@@ -76,52 +76,52 @@ def adopt(request: Any) -> None:
         kind = type(value)
         if kind is Tensor:
             if type(value.storage) is ForeignStorage:
-                homes.append(value.storage.framework)
+                frameworks.append(value.storage.framework)
             continue
-        changed = value if of_numbers and kind.__module__ == "numpy" else _adopted(name, value, homes)
+        changed = value if of_numbers and kind.__module__ == "numpy" else _adopted(name, value, frameworks)
         if changed is not value:
             object.__setattr__(request, name, changed)
-    if homes:
-        object.__setattr__(request, "framework", homes[0])
+    if frameworks:
+        object.__setattr__(request, "framework", frameworks[0])
 
 
 @cache
 def _fields(kind: Any) -> tuple[tuple[str, Any, bool], ...]:
     """The fields that may hold operands, their defaults, and whether they may hold numbers of the host instead."""
-    found = []
+    operand_fields = []
     for field in fields(kind):
-        said = str(field.type)
+        annotation = str(field.type)
         if (
-            any(word in said for word in ("Tensor", "Scales", "Any", "Mapping", "Callback"))
+            any(word in annotation for word in ("Tensor", "Scales", "Any", "Mapping", "Callback"))
             and "dtype" not in field.name
         ):
-            found.append((field.name, field.default, "Sequence[int]" in said))
-    return tuple(found)
+            operand_fields.append((field.name, field.default, "Sequence[int]" in annotation))
+    return tuple(operand_fields)
 
 
-def _adopted(name: str, value: Any, homes: list[Framework]) -> Any:
+def _adopted(name: str, value: Any, frameworks: list[Framework]) -> Any:
     """A value with tensors in place of other libraries' operands, at any depth; the same object if it has none."""
     kind = type(value)
     if kind in PLAIN:
         return value
     if kind is Tensor:
         if type(value.storage) is ForeignStorage:
-            homes.append(value.storage.framework)
+            frameworks.append(value.storage.framework)
         return value
     framework = framework_of(kind)
     if framework is not None:
-        homes.append(framework)
+        frameworks.append(framework)
         return framework.tensor(name, value)
     if kind in (tuple, list):
-        return _items(value, lambda place, one: _adopted(f"{name}[{place}]", one, homes))
+        return _items(value, lambda place, one: _adopted(f"{name}[{place}]", one, frameworks))
     if kind is dict:
-        changed = {key: _adopted(f"{name}[{key!r}]", one, homes) for key, one in value.items()}
+        changed = {key: _adopted(f"{name}[{key!r}]", one, frameworks) for key, one in value.items()}
         return changed if any(changed[key] is not one for key, one in value.items()) else value
     if is_dataclass(kind) and not isinstance(value, type):
         parts = {field.name: getattr(value, field.name) for field in fields(kind) if "Tensor" in str(field.type)}
-        found = {key: _adopted(f"{name}.{key}", one, homes) for key, one in parts.items()}
-        other = {key: one for key, one in found.items() if one is not parts[key]}
-        return replace(value, **other) if other else value
+        tensors = {key: _adopted(f"{name}.{key}", one, frameworks) for key, one in parts.items()}
+        replaced = {key: one for key, one in tensors.items() if one is not parts[key]}
+        return replace(value, **replaced) if replaced else value
     return value
 
 

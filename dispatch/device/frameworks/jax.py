@@ -1,8 +1,8 @@
-"""JAX's arrays as operands: they are never written, and ordered with JAX's own streams by DLPack.
+"""JAX's arrays as operands: they are never written, and DLPack orders their uses with JAX's own streams.
 
-Each call imports them by `__dlpack__(stream=)` (1.3 us with JAX 0.11); there is no faster way. JAX does not tell which
-stream it works on, so calls cannot be remembered by stream; `unsafe_buffer_pointer` and `__cuda_array_interface__` do
-not tell when the elements are ready; and only a DLPack capsule keeps an array from being donated or deleted meanwhile.
+Each call imports them by `__dlpack__(stream=)` (1.3 us with JAX 0.11); there is no faster way. JAX does not report the
+stream that it uses, so calls cannot be cached by stream; `unsafe_buffer_pointer` and `__cuda_array_interface__` do not
+report when the elements are ready; and only a DLPack capsule keeps an array from being donated or deleted meanwhile.
 JAX has no C exchange API. Results become JAX arrays by `jax.dlpack.from_dlpack`; arrays made by JAX are never written.
 """
 
@@ -39,18 +39,18 @@ class Jax(Exchange):
         _check_memory(operand, given)
         dtype = Dtype.by_numpy.get(given.dtype)
         if dtype is None or dtype.bits < BYTE:
-            known = ", ".join(name for name, kind in Dtype.by_name.items() if kind.bits >= BYTE)
+            supported = ", ".join(name for name, kind in Dtype.by_name.items() if kind.bits >= BYTE)
             hint = "x.astype(…)" if dtype is None else "dev.array(x), a copy with two elements to a byte"
-            raise BadRequest(operand, f"an array of {given.dtype}", f"one of {known}", hint)
+            raise BadRequest(operand, f"an array of {given.dtype}", f"one of {supported}", hint)
         return super().tensor(operand, given)
 
     def wrapped(self, tensor: Tensor) -> Any:
         if tensor.dtype in WIDE and not jax.config.jax_enable_x64:
             return tensor  # JAX would silently convert it to 32 bits
-        if not tensor.layout.is_contiguous:  # JAX takes no gaps between rows
+        if not tensor.layout.is_contiguous:  # JAX does not support gaps between rows
             tensor = tensor.copy()
         if not tensor.device.is_host:
-            # XLA may release borrowed memory while its own streams, which we cannot name, still read it.
+            # XLA may release borrowed memory while its own streams, which are unknown here, still read it.
             tensor.storage.lend(None)
         return super().wrapped(tensor)
 

@@ -41,8 +41,8 @@ class NumPy(Framework):
             order, hint = "the other byte order", "x.astype(x.dtype.newbyteorder('=')), or dev.array(x), which converts"
             raise BadRequest(operand, f"an array of {given.dtype}, {order}", "one in this machine's byte order", hint)
         if dtype is None or dtype.bits < WIDE:
-            known = ", ".join(name for name, kind in Dtype.by_name.items() if kind.bits >= WIDE)
-            raise BadRequest(operand, f"an array of {given.dtype}", f"one of {known}", "convert it: x.astype(…)")
+            supported = ", ".join(name for name, kind in Dtype.by_name.items() if kind.bits >= WIDE)
+            raise BadRequest(operand, f"an array of {given.dtype}", f"one of {supported}", "convert it: x.astype(…)")
         item = given.dtype.itemsize
         if any(stride % item for stride in given.strides):
             raise BadRequest(operand, f"strides of {given.strides} bytes", f"multiples of {item}", "x.copy()")
@@ -56,8 +56,8 @@ class NumPy(Framework):
             return None
         reach = 1 + sum((extent - 1) * step for extent, step in zip(shape, strides, strict=True))
         steps = tuple(step * dtype.itemsize for step in strides)
-        made = np.ndarray(shape, dtype.numpy, np.empty(reach, dtype.numpy), 0, steps)
-        storage = ForeignStorage(self, device, device.stream(), made, made.__array_interface__["data"][0])
+        array = np.ndarray(shape, dtype.numpy, np.empty(reach, dtype.numpy), 0, steps)
+        storage = ForeignStorage(self, device, device.stream(), array, array.__array_interface__["data"][0])
         return storage.tensor(dtype, shape, strides)
 
     def wrapped(self, tensor: Tensor) -> Any:

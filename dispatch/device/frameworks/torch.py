@@ -1,6 +1,7 @@
 """PyTorch's tensors as operands: on its current stream, results from its allocator.
 
-A tensor that autograd tracks, or of a torch transformation such as vmap, is refused: they would miss what runs here.
+Tensors that autograd tracks, and tensors of a transformation such as vmap, are refused: torch would miss the ops that
+run here.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ Shape = tuple[int, ...]
 NAMES: dict[Dtype, str] = {
     F64: "float64", F32: "float32", F16: "float16", BF16: "bfloat16",
     F8E4M3: "float8_e4m3fn", F8E5M2: "float8_e5m2", E8M0: "float8_e8m0fnu",
-    F4E2M1: "float4_e2m1fn_x2",  # each element of torch's holds two of ours
+    F4E2M1: "float4_e2m1fn_x2",  # each torch element holds two elements of this library
     I8: "int8", U8: "uint8", I32: "int32", U32: "uint32", I64: "int64", U64: "uint64",
     BOOL: "bool", C64: "complex64", C128: "complex128",
 }
@@ -43,7 +44,7 @@ OURS = {theirs: ours for ours, theirs in THEIRS.items()}
 TYPES = frozenset((torch.Tensor, Parameter, Buffer))
 CPU = torch.device("cpu")
 # The functions with which torch's own compiled code allocates on the current device. They bypass its dispatcher and
-# take half the time of torch.empty_strided (0.33 of 0.71 us), which is used if they are missing or with several GPUs.
+# take half the time of torch.empty_strided (0.33 of 0.71 us), which is used with several GPUs or if they are missing.
 QUICK = {
     place: getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), f"_empty_strided_{place}", None)
     for place in ("cpu", "cuda")
@@ -102,8 +103,10 @@ class Torch(Framework):
             what, hint = "a tensor whose memory was let go, or was never there", "x.clone(), once it is there again"
             raise BadRequest(operand, what, "one with memory", hint)
         shape, strides = (tuple(given.shape), given.stride()) if dtype.bits >= BYTE else _of_pairs(operand, given)
-        home = device_of("host" if place.type == "cpu" else f"cuda:{place.index}")
-        return ForeignStorage(self, home, self._used_on(home), given, ptr).tensor(dtype, shape, strides)
+        target_device = device_of("host" if place.type == "cpu" else f"cuda:{place.index}")
+        return ForeignStorage(self, target_device, self._used_on(target_device), given, ptr).tensor(
+            dtype, shape, strides
+        )
 
     def is_on_gpu(self, given: Any) -> bool:
         return bool(given.is_cuda)
@@ -115,17 +118,17 @@ class Torch(Framework):
         if device.is_host:
             return None
         handle = torch._C._cuda_getCurrentRawStream(device.ordinal)
-        named: Any = device.external(handle)
-        if not named.lasting and self.lasting(device) == handle:
-            named.last()
-        stream: Stream = named
+        external: Any = device.external(handle)
+        if not external.lasting and self.lasting(device) == handle:
+            external.last()
+        stream: Stream = external
         return stream
 
     def is_current(self, device: Device, handle: int) -> bool:
         return bool(torch._C._cuda_getCurrentRawStream(device.ordinal) == handle)
 
     def lasting(self, device: Device) -> int | None:
-        """Torch never destroys its own streams; a foreign stream that is current in it has its handle as stream id."""
+        """Torch never destroys its own streams. An external stream that is current in torch has its handle as id."""
         if device.is_host:
             return None
         number, _, _ = torch._C._cuda_getCurrentStream(device.ordinal)
@@ -154,20 +157,22 @@ class Torch(Framework):
         make = self.maker(device, shape, strides, dtype)
         if make is None:
             return None
-        made = make()
-        return ForeignStorage(self, device, self._used_on(device), made, made.data_ptr()).tensor(dtype, shape, strides)
+        empty = make()
+        return ForeignStorage(self, device, self._used_on(device), empty, empty.data_ptr()).tensor(
+            dtype, shape, strides
+        )
 
     def wrapped(self, tensor: Tensor) -> Any:
         return torch.utils.dlpack.from_dlpack(tensor)
 
     def written(self, given: Any) -> None:
-        """Bump the version counter, so that autograd finds that a saved tensor has changed."""
+        """Increment the version counter, so that autograd detects that a saved tensor has changed."""
         if not given.is_inference():
             torch.autograd.graph.increment_version(given)
 
 
 def _check_kind(operand: str, given: Any) -> None:
-    """BadRequest for a subclass of torch.Tensor, or for what is not strided: another layout, or a list of tensors."""
+    """BadRequest for a subclass of torch.Tensor, another layout than strided, or a nested tensor."""
     kind = type(given)
     if given.is_nested:
         hint = "torch.nested.to_padded_tensor(x, 0.0) has all of them in one, x.unbind() each"
@@ -186,7 +191,7 @@ def _check_kind(operand: str, given: Any) -> None:
 
 
 def _of_pairs(operand: str, given: Any) -> tuple[Shape, Shape]:
-    """Shape and strides, in our elements, of a tensor whose elements hold two of ours each."""
+    """Shape and strides in 4-bit elements of a torch tensor whose elements hold two each."""
     if not given.ndim or (given.stride(-1) != 1 and given.shape[-1] > 1):
         what = f"pairs of elements with strides {given.stride()}"
         raise BadRequest(operand, what, "an axis along which they lie side by side", "x.contiguous()")

@@ -1,11 +1,11 @@
-"""`torch.cuda.synchronize` beside calls that other threads record here.
+"""`torch.cuda.synchronize` that works while other threads record calls of this library.
 
-A call that waits for a whole context fails while any of its streams is captured, in each capture mode and on whatever
-thread, and ends that capture (driver 580). A plan is learnt from captures of its library's calls (plan_relocation.py),
-so a thread that only waits would get "operation not permitted when stream is capturing" at some moment, because another
-thread multiplies two matrices. Hence torch's function waits here by an event of the context, which is recorded while
-nothing is. To capture on a stream of a green context is no way out: the wait passes over it, but the driver does not
-instantiate what was captured there in the context where it is to run.
+A call that waits for a whole context fails while any of its streams is under capture, in every capture mode and on any
+thread, and ends that capture (driver 580). A plan is learnt from captures of its library's calls (plan_relocation.py).
+So a thread that only waits would sometimes get "operation not permitted when stream is capturing", because another
+thread multiplies two matrices. Hence torch's function is replaced by one that waits for an event of the context, which
+is recorded while no capture is active. Capturing on a stream of a green context does not help: the wait ignores such
+a capture, but the driver does not instantiate the captured graph in the context in which it must run.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ __all__ = ["beside_recordings"]
 
 
 def beside_recordings(synchronize: Callable[..., None]) -> Callable[..., None]:
-    """The function that waits for a device's work as `torch.cuda.synchronize` does; that one tells of every error."""
+    """A function that waits for a device like `torch.cuda.synchronize`; torch's function reports all errors."""
 
     @wraps(synchronize)
     def synchronize_beside_recordings(device: Any = None) -> None:
-        known: Any = None
-        with suppress(Exception):  # torch refuses the device, in its own words
-            known = Device.live.get(f"cuda:{_ordinal(device)}")
-        if known is None or known.fault is not None or known.context.wait(known.recordings):
+        gpu: Any = None
+        with suppress(Exception):  # an invalid device: torch raises its own error below
+            gpu = Device.live.get(f"cuda:{_ordinal(device)}")
+        if gpu is None or gpu.fault is not None or gpu.context.wait(gpu.recordings):
             synchronize(device)
 
     return synchronize_beside_recordings

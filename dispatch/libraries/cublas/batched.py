@@ -1,7 +1,7 @@
-"""cuBLAS's batched factorizations as steps of a plan of linear algebra, and the kernels that stand between them.
+"""cuBLAS's batched factorizations as steps of a linear algebra plan, and the kernels between them.
 
-cuBLAS counts pivots in 32 bits where cuSOLVER's interface of 64 bits has 64, and gives no Q: kernels of this library
-convert the ones and multiply the reflections of the other, NVRTC compiles them. This file knows no request.
+cuBLAS has 32-bit pivots where cuSOLVER's 64-bit interface has 64-bit ones, and does not form Q: kernels of this library
+convert the pivots and multiply the reflections; NVRTC compiles them. This module does not depend on requests.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ extern "C" __global__ void narrow(const long long* from, int* to, long long coun
     if (i < count) to[i] = (int)from[i];
 }
 """
-# A warp makes a column of Q: of the identity's, by the reflections from the last to the first. Those behind the
-# column's own place leave it as it is.
+# A warp computes a column of Q: it applies the reflections, from the last to the first, to a column of the identity.
+# Reflections with an index above the column's own leave it unchanged.
 FORM_Q_SOURCE = r"""
 typedef long long Int;
 struct __align__(sizeof(REAL) * PARTS) Element { REAL part[PARTS]; };
@@ -97,31 +97,31 @@ extern "C" __global__ void form_q(
 
 
 class CallHandle:
-    """The executor's handle of cuBLAS, as a step asks for it: on the stream that plans enqueue on now."""
+    """The executor's cuBLAS handle for a step: on the stream that plans currently enqueue on."""
 
     __slots__ = ("_executor", "_handle")
 
     def __init__(self, executor: CudaExecutor) -> None:
         self._executor, self._handle = executor, handle_of(executor)
-        self.follow()  # so that the workspace is there before anything is captured
+        self.follow()  # allocates the workspace before a capture begins
 
     def follow(self) -> cublas.cublasHandle_t:
-        """The handle; it reads numbers on the host."""
+        """The handle; it reads scalars from host memory."""
         return self._handle.follow(self._executor)
 
 
 def batched_call(executor: CudaExecutor, name: str, arguments: Sequence[Any]) -> Call:
-    """One call of cuBLAS for all matrices of a batch; places among its arguments become addresses."""
+    """One call of cuBLAS for all matrices of a batch; pointers among its arguments become addresses."""
     return Call(executor, CallHandle(executor), name, arguments, 1, library=cublas)
 
 
 def call_each(executor: CudaExecutor, name: str, arguments: Sequence[Any], count: int) -> Call:
-    """A call of cuBLAS for each of so many matrices; places among its arguments become addresses."""
+    """A call of cuBLAS for each of `count` matrices; pointers among its arguments become addresses."""
     return Call(executor, CallHandle(executor), name, arguments, count, library=cublas)
 
 
 class ConvertPivots(KernelStep):
-    """Pivots of one width to the other: so many, dense."""
+    """Convert `count` dense pivots between 32 and 64 bits."""
 
     __slots__ = ()
 
@@ -133,13 +133,13 @@ class ConvertPivots(KernelStep):
 
 
 class FormQ(KernelStep):
-    """Q of each matrix of a batch, or its first columns, from what `geqrfBatched` has left; dense factors of each."""
+    """Q of each matrix of a batch, or its first columns, from the factors of `geqrfBatched`; `tau` is dense."""
 
     __slots__ = ()
 
     def __init__(self, executor: CudaExecutor, factors: Matrix, tau: OperandPointer, q: Matrix, batch: int) -> None:
         reflections = tau.batch_stride // q.dtype.itemsize
         extents, strides = (q.rows, q.cols, reflections, batch), (Strides.of(factors), Strides.of(q))
-        given = (factors.pointer, tau, q.pointer, *extents, *strides)
+        arguments = (factors.pointer, tau, q.pointer, *extents, *strides)
         grid, block = (min(batch, MOST_BLOCKS),), (min(THREADS, WARP * q.cols),)
-        super().__init__(executor, kernel_of("form_q", q.dtype, FORM_Q_SOURCE), grid, block, given)
+        super().__init__(executor, kernel_of("form_q", q.dtype, FORM_Q_SOURCE), grid, block, arguments)

@@ -1,7 +1,7 @@
-"""Plans of one or more calls of cuBLAS in sequence: only addresses and numbers are filled in at each run.
+"""Plans of one or more cuBLAS calls in sequence; each run only fills in addresses and numbers.
 
-The ops say which calls; nothing is chosen here. Among the arguments of a routine `Operand(n)`, `Matrices(n)` and
-`Scalar(n)` stand for the n-th argument of a run.
+The ops decide which calls are made. Among the arguments of a routine `Operand(n)`, `Matrices(n)` and `Scalar(n)` stand
+for the n-th argument of a run.
 """
 
 from __future__ import annotations
@@ -78,15 +78,15 @@ class Matrices(NamedTuple):
 class Routine(NamedTuple):
     """One call of cuBLAS, without the handle.
 
-    It is skipped if the operands at the two positions `skip_if_same` are the same, and if the numbers at the positions
-    in `skip_if` have these values.
+    It is skipped if the operands at the two positions `skip_if_same` are equal, or if the numbers at the positions in
+    `skip_if` have these values.
     """
 
     name: str  # as in cublasStrsm, without the type's letter
     dtype: Dtype
     arguments: tuple[Any, ...]
     skip_if_same: tuple[int, int] | None = None
-    on_device: bool = False  # whether its result, a number, is written to the device
+    on_device: bool = False  # whether its scalar result is written to the device
     skip_if: tuple[tuple[int, float], ...] = ()
 
 
@@ -98,15 +98,15 @@ class Zero(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Scratch memory of a plan, which has the position `SCRATCH`; a plan has one at most."""
+    """Scratch memory of a plan, with the position `SCRATCH`; a plan has at most one."""
 
     nbytes: int
 
 
 class MatrixCopy(NamedTuple):
-    """A copy of an operand of any strides to another, unless they are the same: by a kernel, not by cuBLAS.
+    """A copy of an operand with any strides to another, unless they are the same: by a kernel, not by cuBLAS.
 
-    The driver's own copies look at addresses, and refuse those that a call is captured at to be relocated.
+    The driver's copy functions check addresses, and reject the relocatable addresses of a captured call.
     """
 
     source: Matrix
@@ -118,9 +118,9 @@ Task = Routine | Zero | Scratch | MatrixCopy
 
 
 def function_name(routine: str, dtype: Dtype, sizes: Sequence[int] = ()) -> str:
-    """The name of a routine for a dtype; for sizes beyond 31 bits that of its 64-bit form.
+    """The name of a routine for a dtype; sizes beyond 31 bits use its 64-bit form.
 
-    A routine that begins with a capital letter, such as "AxpyEx", takes dtypes as arguments or has them in its name.
+    A routine that begins with a capital letter, such as "AxpyEx", has dtype arguments or has the dtypes in its name.
     """
     wide = "_64" if max(sizes, default=0) > MAX_INT else ""
     if routine[0].isupper():
@@ -139,7 +139,7 @@ def function_name(routine: str, dtype: Dtype, sizes: Sequence[int] = ()) -> str:
 
 
 def function_of(name: str) -> Any:
-    """The function of a name."""
+    """The function with a name."""
     return getattr(cublas, name)
 
 
@@ -171,7 +171,7 @@ class CallStep:
 
     def __init__(self, executor: CudaExecutor, routine: Routine) -> None:
         self._executor, self._handle = executor, handle_of(executor)
-        self._handle.follow(executor)  # so that the workspace is there before anything is captured
+        self._handle.follow(executor)  # allocates the workspace before a capture begins
         sizes = [argument for argument in routine.arguments if type(argument) is int]
         self._function: Any = function_of(function_name(routine.name, routine.dtype, sizes))
         self._skip_if_same, self._skip_if = routine.skip_if_same, routine.skip_if
@@ -194,15 +194,15 @@ class CallStep:
             number = HostScalar(argument.dtype)
             if isinstance(argument, Constant):
                 number.set(argument.value)
-            self._numbers.append((number, argument))  # which keeps it
+            self._numbers.append((number, argument))  # keeps it alive
             return number.address
         return argument
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
-        """Call cuBLAS on the executor's stream; raises its own error."""
+        """Call cuBLAS on the executor's stream; raises cuBLAS's error."""
         if self._skip_if_same is not None:
-            one, other = self._skip_if_same
-            if arguments[one] == arguments[other]:
+            first, second = self._skip_if_same
+            if arguments[first] == arguments[second]:
                 return
         if self._skip_if and all(arguments[position] == number for position, number in self._skip_if):
             return
@@ -211,13 +211,13 @@ class CallStep:
         for slot, (position, offset) in self._slots:
             address: Any = arguments[position]  # addresses are ints
             slot.value = address + offset if address else None
-        for number, given in self._numbers:
-            if isinstance(given, Scalar):
-                number.set(arguments[given.position])
+        for number, argument in self._numbers:
+            if isinstance(argument, Scalar):
+                number.set(arguments[argument.position])
         handle = self._handle.follow(self._executor, on_device=self._on_device)
         status = self._function.unchecked(handle, *self._arguments)
         if status:
-            self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
+            self._executor.stream.done()  # raises DeviceFault if the device is lost
             raise self._function.error(status)
 
 
@@ -265,5 +265,5 @@ class CublasPlan(Plan):
 
 
 def plan_of(executor: CudaExecutor, row: Row, tasks: Sequence[Task]) -> Plan:
-    """The plan of some tasks, which may be none."""
+    """The plan of a list of tasks, which may be empty."""
     return CublasPlan(executor, row, tasks) if tasks else IdlePlan(row)

@@ -1,7 +1,7 @@
-"""The cuBLAS handle of an executor: made at its first routine, another executor's once it is closed.
+"""The cuBLAS handle of an executor: created at its first routine, and reused by another executor after it is closed.
 
-Numbers are read on the host, f32 is not rounded to TF32, parts of a sum are added up in the compute type, and sums are
-the same in every run: no atomics. The workspace is the executor's, so that no call allocates.
+Scalars are read from host memory, f32 is not rounded to TF32, partial sums are added in the compute type, and sums are
+the same in every run: no atomics. The workspace belongs to the executor, so calls do not allocate.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ if TYPE_CHECKING:
 __all__ = ["MATH", "Handle", "handle_of"]
 
 NAME = "cublas"
-# DEFAULT_MATH, but that parts of a sum are not rounded to the dtype of the result; who sets another sets it back.
+# DEFAULT_MATH, except that partial sums are not rounded to the result's dtype; code that changes the mode restores it.
 MATH = cublas.cublasMath_t.CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION
 
 
 class Handle:
-    """A `cublasHandle_t` and the stream and workspace that it was told last; it holds no executor."""
+    """A `cublasHandle_t` and the stream and workspace that were last set; it does not reference an executor."""
 
     __slots__ = ("_current", "c_handle")
 
     def __init__(self, c_handle: cublas.cublasHandle_t) -> None:
         self.c_handle = c_handle
-        self._current: tuple[int | None, int | None] = (-1, -1)  # none that exist
+        self._current: tuple[int | None, int | None] = (-1, -1)  # not a valid stream and workspace
 
     def follow(self, executor: CudaExecutor, *, on_device: bool = False) -> cublas.cublasHandle_t:
-        """The handle, on the stream that plans enqueue on now: the executor's own, or a recorder's.
+        """The handle, on the stream that plans currently enqueue on: the executor's own, or a recorder's.
 
-        With `on_device` numbers are read and written on the device, until the next call of this.
+        With `on_device` scalars are read and written on the device, until the next call of this method.
         """
         workspace = executor.workspace
-        wanted = (executor.target.value, workspace.c_ptr.value)
-        if wanted != self._current:
-            self._current = (-1, -1)  # as an interrupt may come in between
+        setting = (executor.target.value, workspace.c_ptr.value)
+        if setting != self._current:
+            self._current = (-1, -1)  # an interrupt may occur before both are set
             cublas.cublasSetStream(self.c_handle, cublas.cudaStream_t(executor.target.value))
-            # Behind the stream, which sets the workspace back to cuBLAS's own.
+            # After the stream, because setting the stream resets the workspace to cuBLAS's own.
             cublas.cublasSetWorkspace(self.c_handle, workspace.c_ptr, workspace.nbytes)
-            self._current = wanted
+            self._current = setting
         mode = cublas.cublasPointerMode_t
         cublas.cublasSetPointerMode(
             self.c_handle, mode.CUBLAS_POINTER_MODE_DEVICE if on_device else mode.CUBLAS_POINTER_MODE_HOST
@@ -51,7 +51,7 @@ class Handle:
 
 
 def handle_of(executor: CudaExecutor) -> Handle:
-    """The handle of an executor; to destroy one ends all captures, so it serves another one afterwards."""
+    """The handle of an executor; destroying a handle ends all captures, so it is reused by another executor."""
     handle: Handle | None = executor.handles.get(NAME)
     if handle is None:
         handle = executor.handles[NAME] = Handle(lent(executor, NAME, _create, cublas.cublasDestroy.unchecked))

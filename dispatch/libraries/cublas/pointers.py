@@ -1,7 +1,7 @@
-"""Arrays of pointers for cuBLAS's batched routines: in memory of the plan's own, written by a kernel before each call.
+"""Arrays of pointers for cuBLAS's batched routines: in the plan's own memory, written by a kernel before each call.
 
-The kernel is given the address of each operand, so that a recorded call follows its operands as any other does; copied
-from the host the pointers would be those of the call that was recorded.
+The kernel receives the address of each operand, so a recorded call follows its operands like any other call. Pointers
+copied from the host would be those of the call that was recorded.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ extern "C" __global__ void point(char* base, const long long* offsets, char** fo
     if (i < count) found[i] = base + offsets[i];
 }
 """
-POINTERS_PER_LAUNCH = 480  # addresses that a launch takes by value, of the 4096 bytes that its arguments may have
+POINTERS_PER_LAUNCH = 480  # addresses per launch, passed by value in at most 4096 bytes of arguments
 ARRAYS_SOURCE = f"""
 struct Given {{ long long words[{POINTERS_PER_LAUNCH}]; }};
 extern "C" __global__ void put(const __grid_constant__ Given given, long long* found, long long count)
@@ -42,11 +42,11 @@ extern "C" __global__ void put(const __grid_constant__ Given given, long long* f
 }}
 """
 POINTER = 8  # bytes
-ARRAY_ALIGNMENT = 16  # bytes, at multiples of which lists begin: some versions ask for it
+ARRAY_ALIGNMENT = 16  # bytes; alignment of the lists, which some versions require
 
 
 class PointerArray:
-    """The addresses of an operand's matrices, so many bytes behind its own; `address` is where the device has them."""
+    """The addresses of an operand's matrices, at byte offsets from its own; `address` is the array's memory."""
 
     __slots__ = ("_base", "_executor", "_given", "_index", "_launch", "_memory", "address")
 
@@ -58,7 +58,7 @@ class PointerArray:
         driver.cuMemcpyHtoDAsync(
             self._memory.ptr, offsets_on_host.ctypes.data, offsets_on_host.nbytes, executor.stream.c_handle.value
         )
-        executor.stream.synchronize()  # once a plan: the numbers are read from memory that goes
+        executor.stream.synchronize()  # once per plan: the offsets are read from temporary memory
         self.address = ctypes.c_void_p(self._memory.ptr + offsets_on_host.nbytes)
         self._base = ctypes.c_void_p()
         self._given = (self._base, ctypes.c_void_p(self._memory.ptr), self.address, ctypes.c_longlong(count))
@@ -73,10 +73,10 @@ class PointerArray:
 
 
 class PointerArrays:
-    """Several lists of addresses that have no base in common, such as those of A, B and C of each product.
+    """Several lists of addresses without a common base, such as those of A, B and C of each product.
 
-    They are arguments of the launches that put them there, so that a recorded call holds them. `addresses` is where the
-    device has each list.
+    The addresses are arguments of the launches that write them, so a recorded call contains them. `addresses` is the
+    device memory of each list.
     """
 
     __slots__ = ("_executor", "_function", "_memory", "addresses")
@@ -96,8 +96,8 @@ class PointerArrays:
                 self._put(part, (target.value or 0) + first * POINTER)
 
     def _put(self, words: Sequence[int], target: int) -> None:
-        held = (ctypes.c_int64 * POINTERS_PER_LAUNCH)(*words)
-        taken: tuple[Any, ...] = (held, ctypes.c_void_p(target), ctypes.c_longlong(len(words)))
-        pointers = (ctypes.c_void_p * len(taken))(*map(ctypes.addressof, taken))
+        values = (ctypes.c_int64 * POINTERS_PER_LAUNCH)(*words)
+        launch_arguments: tuple[Any, ...] = (values, ctypes.c_void_p(target), ctypes.c_longlong(len(words)))
+        pointers = (ctypes.c_void_p * len(launch_arguments))(*map(ctypes.addressof, launch_arguments))
         stream = self._executor.target.value or 0
         driver.cuLaunchKernel(self._function, 1, 1, 1, THREADS, 1, 1, 0, stream, ctypes.addressof(pointers), 0)

@@ -1,4 +1,4 @@
-"""Numbers as cuBLAS's routines read them: in host memory, of the type that a compute type asks for."""
+"""Scalars for cuBLAS's routines: in host memory, in the type that the compute type requires."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["HostNumber"]
 
 
 class HostNumber:
-    """A number of any dtype, f16 and i32 among them; `address` is what cuBLAS is given."""
+    """A number of any dtype, including f16 and i32; `address` is passed to cuBLAS."""
 
     __slots__ = ("_memory", "address")
 

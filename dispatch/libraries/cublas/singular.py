@@ -1,9 +1,9 @@
-"""The LU factorization of those matrices of a batch that are exactly singular, by a kernel of this library.
+"""The LU factorization of the exactly singular matrices of a batch, by a kernel of this library.
 
-LAPACK passes over a column without a pivot and factorizes the rest; on an H100 `getrfBatched` of cuBLAS 13.1 left
-factors whose product is not the matrix. A matrix with a status above 0, or with an exact 0 on U's diagonal, is
-therefore factorized again, by a block of threads. Of others the kernel reads no more than the diagonal. This file knows
-no request.
+LAPACK skips a column without a pivot and factorizes the rest; on an H100 `getrfBatched` of cuBLAS 13.1 left factors
+whose product is not the matrix. A matrix with a status above 0, or with an exact 0 on U's diagonal, is therefore
+factorized again, by a block of threads. For other matrices the kernel reads only the diagonal. This module does not
+depend on requests.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ extern "C" __global__ void refactorize_singular(
 
 
 class RefactorizeSingular(KernelStep):
-    """What `getrfBatched` has left of singular matrices becomes their factorization; `a` is what was factorized.
+    """Factorizes singular matrices again, after `getrfBatched`; `a` is the original matrix.
 
     Pivots, of 32 bits, and statuses are dense.
     """
@@ -136,6 +136,6 @@ class RefactorizeSingular(KernelStep):
     def __init__(
         self, executor: CudaExecutor, a: Matrix, lu: Matrix, pivots: OperandPointer, info: OperandPointer, batch: int
     ) -> None:
-        given = (a.pointer, lu.pointer, pivots, info, a.rows, batch, Strides.of(a), Strides.of(lu))
+        arguments = (a.pointer, lu.pointer, pivots, info, a.rows, batch, Strides.of(a), Strides.of(lu))
         kernel = kernel_of("refactorize_singular", a.dtype, SOURCE)
-        super().__init__(executor, kernel, (min(batch, MOST_BLOCKS),), (THREADS,), given)
+        super().__init__(executor, kernel, (min(batch, MOST_BLOCKS),), (THREADS,), arguments)

@@ -1,7 +1,7 @@
 """cuBLASLt's descriptors of a problem, and what its heuristic suggests for them.
 
-`cublaslt.py` makes them from what `lower.py` says. Descriptors need no GPU, the heuristic needs a handle. This module
-launches nothing.
+`cublaslt.py` makes them for the problems of `lower.py`. Descriptors need no GPU, the heuristic needs a handle. This
+module launches nothing.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def preference_of(workspace: int, aligned: tuple[int, int, int, int], schemes: i
     return preference
 
 
-_preference = cache(preference_of)  # there are few, they are only read, and so they are kept
+_preference = cache(preference_of)  # there are few, and they are only read, so they are cached
 
 
 def heuristic(
@@ -181,17 +181,17 @@ def suggested(
 ) -> list[lt.cublasLtMatmulHeuristicResult_t]:
     """The algorithms that cuBLASLt suggests for descriptors, best first; Refused with its status where it has none."""
     results = (lt.cublasLtMatmulHeuristicResult_t * count)()
-    found = ctypes.c_int32()
+    result_count = ctypes.c_int32()
     a, b, c, d = (descriptors.layouts[name] for name in "abcd")
     try:
         lt.cublasLtMatmulAlgoGetHeuristic(
-            handle, descriptors.matmul, a, b, c, d, preference, count, results, ctypes.byref(found)
+            handle, descriptors.matmul, a, b, c, d, preference, count, results, ctypes.byref(result_count)
         )
     except CublasLtError as error:
         if error.status not in UNSUPPORTED:
             raise
         raise Refused(f"cublasLtMatmulAlgoGetHeuristic gives {error.name}") from error
-    usable = [result for result in results[: found.value] if result.state == 0]
+    usable = [result for result in results[: result_count.value] if result.state == 0]
     if not usable:
         raise Refused("cublasLtMatmulAlgoGetHeuristic finds no algorithm")
     return usable

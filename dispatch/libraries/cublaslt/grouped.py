@@ -1,8 +1,8 @@
-"""cuBLASLt's grouped layouts: products of many extents as one, with extents, steps and addresses in device memory.
+"""cuBLASLt's grouped layouts: products of different extents as one; extents, strides and addresses in device memory.
 
-The library has them for Hopper from 13.4 on, with 32-bit extents, one alpha for all, and no epilogue but a bias. Its
-matrices are column-major, so that the rows of a row-major A are the columns of its B, and D comes out transposed.
-`Groups` says where the arrays lie; nothing here launches anything.
+The library supports them for Hopper from 13.4 on, with 32-bit extents, one alpha for all, and no epilogue but a bias.
+Its matrices are column-major, so the rows of a row-major A are the columns of its B, and D is transposed. `Groups` has
+the addresses of the arrays. This file launches nothing.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ SCALES = (
 
 
 class Groups(NamedTuple):
-    """The arrays in device memory: from `at` on the addresses of A, B, D and a factor, then extents and steps as i32.
+    """The arrays in device memory: from `at` on the addresses of A, B, D and a factor, then extents and strides as i32.
 
-    The factor, of fp8 matrices, is a 1 in f32 behind the arrays: the library wants an address for each group.
+    The factor, for fp8 matrices, is a 1 in f32 after the arrays: the library needs an address for each group.
     """
 
     at: int
@@ -47,7 +47,7 @@ class Groups(NamedTuple):
 
     @property
     def capacity(self) -> int:
-        """For how many groups each array has room: arrays begin at multiples of 16 bytes."""
+        """The number of groups that fit in each array: arrays begin at multiples of 16 bytes."""
         return -(-self.number // 4) * 4
 
     @property
@@ -56,11 +56,11 @@ class Groups(NamedTuple):
         return self.capacity * (8 * len(ADDRESSES) + 4 * len(NUMBERS)) + 4
 
     def addresses(self, name: str) -> int:
-        """Where the addresses of a matrix are."""
+        """The address of the array of a matrix's addresses."""
         return self.at + 8 * self.capacity * ADDRESSES.index(name)
 
     def numbers(self, name: str) -> int:
-        """Where the extents or the steps of this name are."""
+        """The address of the array of the extents or strides of this name."""
         return self.at + self.capacity * (8 * len(ADDRESSES) + 4 * NUMBERS.index(name))
 
 
@@ -104,12 +104,12 @@ class GroupedDescriptors(OperationDescriptors):
 def grouped_heuristic(
     handle: lt.cublasLtHandle_t, descriptors: GroupedDescriptors, workspace: int, means: tuple[int, int, int]
 ) -> lt.cublasLtMatmulHeuristicResult_t:
-    """The algorithm that cuBLASLt suggests for groups of so many rows, columns and k in the mean; Refused for none."""
+    """The algorithm that cuBLASLt suggests for the groups' mean rows, columns and k; Refused if there is none."""
     schemes = lt.cublasLtReductionScheme_t.CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
     preference = preference_of(workspace, ALIGNMENTS, schemes)
     try:
         for attribute, mean in zip(MEANS, means, strict=True):
-            number = ctypes.c_int64(mean)  # the header says uint32_t, the library takes eight bytes alone
+            number = ctypes.c_int64(mean)  # the header says uint32_t, but the library accepts only eight bytes
             lt.cublasLtMatmulPreferenceSetAttribute(preference, attribute, ctypes.byref(number), 8)
         return suggested(handle, descriptors, preference, 1)[0]
     finally:

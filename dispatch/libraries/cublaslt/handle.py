@@ -1,4 +1,4 @@
-"""The cuBLASLt handle of an executor: made at its first product, another executor's once it is closed."""
+"""The cuBLASLt handle of an executor: created at its first product; reused by another executor once it is closed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAME = "cublasLt"
 
 
 def handle_of(executor: CudaExecutor) -> Any:
-    """The `cublasLtHandle_t` of an executor; to destroy one ends all captures, so it serves another one afterwards."""
+    """The `cublasLtHandle_t` of an executor; destroying a handle would end all captures, so another one reuses it."""
     handle = executor.handles.get(NAME)
     if handle is None:
         handle = executor.handles[NAME] = lent(executor, NAME, _create, lt.cublasLtDestroy.unchecked)

@@ -1,8 +1,8 @@
 """Which kernels cuBLASLt would launch for an algorithm, and whether they round to D's dtype before the epilogue.
 
-The library does not say where an epilogue is applied, but a recording of the call shows it: in registers after the
-sums, by one kernel; where split sums are added up; or by a kernel that reads the stored D. cublaslt.py asks here about
-the products for which that makes a difference. Nothing here runs: the recording is inspected and thrown away.
+The library does not document where an epilogue is applied, but a recording of the call shows it: in registers after the
+sums, by one kernel; in the kernel that adds up split sums; or by a kernel that reads the stored D. cublaslt.py uses
+this for the products for which it matters. Nothing runs here: the recording is inspected and discarded.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def must_not_accumulate(problem: Problem) -> bool:
 
 
 def fuses(names: tuple[str, ...] | None) -> bool:
-    """Whether kernels with these names apply the epilogue to sums in the compute type; unknown names count as no."""
+    """Whether kernels with these names apply the epilogue to sums in the compute type; False for unknown names."""
     return names is not None and sum(not IN_F32.search(name) for name in names) == 1
 
 
@@ -90,18 +90,18 @@ anew(sys.modules[__name__], "_lock", threading.RLock)
 
 def _recorder(executor: CudaExecutor) -> Stream:
     with _lock:
-        found = _recorders.get(executor)
-    if found is None:  # only the executor's own thread asks for it
-        found = executor.device.stream()
+        stream = _recorders.get(executor)
+    if stream is None:  # only the executor's own thread asks for it
+        stream = executor.device.stream()
         with _lock:
-            _recorders[executor] = found
-    return found
+            _recorders[executor] = stream
+    return stream
 
 
 def _recorded(executor: CudaExecutor, call: Callable[[], int], recorder: Stream) -> ctypes.c_void_p | None:
     graph, target = ctypes.c_void_p(), executor.target.value
-    # The GIL is held while a capture begins and ends, and a capture after whose begin Ctrl-C came is ended all the
-    # same, as in cuda_graph.py.
+    # The GIL is held while a capture begins and ends. If Ctrl-C comes after its beginning, the capture is ended, too,
+    # as in cuda_graph.py.
     end = partial(driver.cuStreamEndCapture.unchecked_holding_gil, recorder.c_handle, ctypes.byref(graph))
     begun, refused, lost = UNTOLD, 0, 0
     try:
@@ -132,7 +132,7 @@ def _names(graph: ctypes.c_void_p) -> tuple[str, ...] | None:
 
 
 def _name(node: Any) -> str:
-    """A kernel's mangled name; "" with drivers before 12.3, which cannot tell."""
+    """A kernel's mangled name; "" with drivers before 12.3, which do not return it."""
     try:
         name = driver.cuFuncGetName(driver.cuGraphKernelNodeGetParams(node).func)
     except (CudaError, AttributeError):

@@ -1,1 +1,1 @@
-"""cuDSS: its handle, and the factors of a sparse matrix with what they are made of."""
+"""cuDSS: its handle, and the factors of a sparse matrix with their settings and descriptors."""

@@ -1,6 +1,6 @@
 """The factors of a sparse matrix: analysis, factorization and solve by cuDSS, each when it is needed.
 
-An analysis depends on the pattern, a factorization on the values. Descriptors are in the host's memory, and are given
+An analysis depends on the pattern, a factorization on the values. Descriptors are in host memory, and are updated with
 the addresses of each run. Follows https://docs.nvidia.com/cuda/cudss/functions.html.
 """
 
@@ -51,7 +51,7 @@ class SolverSettings(NamedTuple):
     """How systems are solved.
 
     `batch` is the number of matrices of one pattern, whose values, right-hand sides and solutions are contiguous. With
-    `is_hybrid` the factors are in the host's memory, and at most `device_memory` bytes of the device's are used.
+    `is_hybrid` the factors are in host memory, and at most `device_memory` bytes of device memory are used.
     """
 
     batch: int = 1
@@ -63,7 +63,7 @@ class SolverSettings(NamedTuple):
 class Factors:
     """`cudssData_t` of one system, or of a batch, destroyed with its executor or with this object.
 
-    cuDSS reports one status for a batch: `info` is not 0 if any of its matrices has failed. Once one has failed, the
+    cuDSS reports one status for a batch: `info` is not 0 if any of its matrices fails. After a failure, the
     same `cudssData_t` reports this status for all later factorizations (1.0.0), so it is replaced by a new one.
     """
 
@@ -86,12 +86,12 @@ class Factors:
     )
 
     def __init__(self, executor: CudaExecutor, spec: Any, placeholder: int, settings: SolverSettings) -> None:
-        """`spec` is a `SystemSpec`; of a derived class, what its `_describe` takes."""
+        """`spec` is a `SystemSpec`, or for a derived class the argument of its `_describe`."""
         self._executor, self._handle, self._settings = executor, handle_of(executor).follow(), settings
         self._config, self._data = cudss.cudssConfig_t(), cudss.cudssData_t()
         self._a, self._b, self._x = (cudss.cudssMatrix_t() for _ in range(3))
         self._analysed_pattern: Any = None  # the addresses of the pattern that was analysed
-        self._stamp: Any = None  # of what was factorized
+        self._stamp: Any = None  # the stamp and address of the factorized values
         self._is_factored = self._has_failed = False
         self.info = 0
         executor.at_close.append(partial(_close, weakref.ref(self)))
@@ -109,8 +109,8 @@ class Factors:
         pattern = (placeholder, None, placeholder, placeholder)
         cudss.cudssMatrixCreateCsr(self._a, spec.n, spec.n, spec.nnz, *pattern, *indices, value, kind, view, base)
         layout = cudss.cudssLayout_t.CUDSS_LAYOUT_COL_MAJOR
-        for made, ld in zip((self._b, self._x), spec.ld, strict=True):
-            cudss.cudssMatrixCreateDn(made, spec.n, spec.nrhs, ld, placeholder, value, layout)
+        for matrix, ld in zip((self._b, self._x), spec.ld, strict=True):
+            cudss.cudssMatrixCreateDn(matrix, spec.n, spec.nrhs, ld, placeholder, value, layout)
 
     def solve(self, pattern: tuple[Any, Any], values: Any, b: Any, x: Any, stamp: Any, *, keeps: bool) -> None:
         """Factorize the matrix if needed, and solve, at these addresses."""
@@ -120,14 +120,14 @@ class Factors:
     def factorize(self, pattern: tuple[Any, Any], values: Any, b: Any, x: Any, stamp: Any, *, keeps: bool) -> bool:
         """Set these addresses, and analyse and factorize unless the analysis and the factors are still valid.
 
-        `keeps` says whether the pattern is fixed; `stamp`, if there is one, differs for other values. If it factorizes
-        it waits for the status, and returns True.
+        `keeps` is whether the pattern is fixed; `stamp`, if there is one, differs for other values. If it factorizes it
+        waits for the status, and returns True.
         """
         self._set_addresses(pattern, values, b, x)
-        known = None if stamp is None else (stamp, values)
+        values_key = None if stamp is None else (stamp, values)
         if not keeps or self._analysed_pattern != pattern:
             self._analysed_pattern = None
-        elif known is not None and self._stamp == known:
+        elif values_key is not None and self._stamp == values_key:
             return False
         if self._has_failed:
             self._renew()
@@ -141,7 +141,7 @@ class Factors:
         self._execute(phases.CUDSS_PHASE_REFACTORIZATION if again else phases.CUDSS_PHASE_FACTORIZATION)
         self.info = self._status()
         # Scales and order of a factorization that replaced pivots must not be used for another matrix.
-        self._stamp, self._is_factored, self._has_failed = known, not self.info, self.info != 0
+        self._stamp, self._is_factored, self._has_failed = values_key, not self.info, self.info != 0
         return True
 
     def _set_addresses(self, pattern: tuple[Any, Any], values: Any, b: Any, x: Any) -> None:
@@ -167,14 +167,14 @@ class Factors:
         self._execute(cudss.cudssPhase_t.CUDSS_PHASE_SOLVE)
 
     def _analyse(self) -> None:
-        """Analyse; BadRequest if the limit of the device's memory is less than the matrix needs."""
+        """Analyse; BadRequest if the limit of device memory is less than the matrix needs."""
         phase, limit = cudss.cudssPhase_t.CUDSS_PHASE_ANALYSIS, self._settings.device_memory
         try:
             self._execute(phase)
         except CudaError:
             if limit is None:
                 raise
-            # How much is needed only an analysis without a limit reports.
+            # Only an analysis without a limit reports the required memory.
             self._limit(NO_LIMIT)
             try:
                 self._execute(phase)
@@ -198,17 +198,17 @@ class Factors:
 
     def _execute(self, phase: Any) -> None:
         handle = handle_of(self._executor).follow()
-        given = handle, int(phase), self._config, self._data, self._a, self._x, self._b
-        status = cudss.cudssExecute.unchecked(*given)
+        arguments = handle, int(phase), self._config, self._data, self._a, self._x, self._b
+        status = cudss.cudssExecute.unchecked(*arguments)
         if status:
-            self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
+            self._executor.stream.done()  # raises DeviceFault if the device is lost
             raise cudss.cudssExecute.error(status)
 
     def _status(self) -> int:
-        """0, the number that cuDSS gives a failure, or minus the number of pivots that were replaced."""
+        """0, the positive number by which cuDSS reports a failure, or minus the number of pivots that were replaced."""
         params = cudss.cudssDataParam_t
         info = self._get_data(params.CUDSS_DATA_INFO, ctypes.c_int())
-        # A count is as wide as indices are.
+        # A count has the width of indices.
         return info or -self._get_data(params.CUDSS_DATA_NPIVOTS, COUNTS[self._index_bytes]())
 
     def _get_data(self, what: Any, found: Any) -> int:
@@ -222,7 +222,7 @@ class Factors:
         """Destroy everything; a second call does nothing."""
         if not hasattr(self, "_data"):
             return
-        with relaxed():  # a finalizer may come amid a capture, which the end of the library's memory would end, too
+        with relaxed():  # a finalizer may run during a capture, which freeing the library's memory would invalidate
             for matrix in (self._a, self._b, self._x):
                 if matrix.value:
                     cudss.cudssMatrixDestroy.unchecked(matrix)
@@ -231,12 +231,12 @@ class Factors:
         del self._data
 
     def __del__(self) -> None:
-        if hasattr(self, "_data") and not sys.is_finalizing() and self._executor.device.alive:  # made, and not closed
+        if hasattr(self, "_data") and not sys.is_finalizing() and self._executor.device.alive:  # created and open
             dispose(Factors.close, self)
 
 
 def configure(config: Any, settings: SolverSettings) -> None:
-    """Set what differs from the defaults of cuDSS; before the analysis, which may depend on it."""
+    """Set all choices that differ from cuDSS's defaults; before the analysis, which may depend on them."""
     params = cudss.cudssConfigParam_t
     wanted: list[tuple[Any, Any]] = []
     if settings.batch > 1:

@@ -33,4 +33,4 @@ class Handle(StreamHandle):
 
 
 handle_of = Handle.of
-"""The one handle of an executor."""
+"""The only handle of an executor."""

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 __all__ = ["ListFactors"]
 
-ADDRESS_LISTS = 5  # of addresses: rows, columns, values, b and x
+ADDRESS_LISTS = 5  # the lists of addresses: rows, columns, values, b and x
 
 
 class ListFactors(Factors):
-    """`cudssData_t` of several matrices; each address of a run is a tuple of those of the systems, in their order.
+    """`cudssData_t` of several matrices; each address of a run is a tuple with one address for each system, in order.
 
-    As for other batches cuDSS reports one status for all.
+    As for other batches cuDSS reports one status for all systems.
     """
 
     __slots__ = ("_extents", "_given", "_lists_changed", "_pointers")
@@ -57,7 +57,7 @@ class ListFactors(Factors):
 
         rows, elements = listed(one.n for one in specs), listed(one.nnz for one in specs)
         nrhs, *leading = (listed(numbers) for numbers in zip(*((one.nrhs, *one.ld) for one in specs), strict=True))
-        self._extents = rows, elements, nrhs, leading  # which the library reads when it is called
+        self._extents = rows, elements, nrhs, leading  # the library reads these when it is called
         at_rows, at_columns, at_values, *at = self._pointers.addresses
         m, nnz = ctypes.addressof(rows), ctypes.addressof(elements)
         index, value = INDEX_TYPES[first.index_bytes], cudss.cudaDataType_t(first.value_type)
@@ -65,18 +65,18 @@ class ListFactors(Factors):
         base, layout = cudss.cudssIndexBase_t(first.base), cudss.cudssLayout_t.CUDSS_LAYOUT_COL_MAJOR
         pattern = (at_rows, None, at_columns, at_values)
         cudss.cudssMatrixCreateBatchCsr(self._a, count, m, m, nnz, *pattern, index, index, value, kind, view, base)
-        for made, ld, values in zip((self._b, self._x), leading, at, strict=True):
+        for matrix, ld, values in zip((self._b, self._x), leading, at, strict=True):
             k, step = ctypes.addressof(nrhs), ctypes.addressof(ld)
-            cudss.cudssMatrixCreateBatchDn(made, count, m, k, step, values, index, value, layout)
+            cudss.cudssMatrixCreateBatchDn(matrix, count, m, k, step, values, index, value, layout)
 
     def _set_addresses(self, pattern: tuple[Any, Any], values: Any, b: Any, x: Any) -> None:
-        given = (*pattern, values, b, x)
-        if given != self._given:
-            self._pointers.enqueue(list(zip(*given, strict=True)))
-            self._given, self._lists_changed = given, True
+        addresses = (*pattern, values, b, x)
+        if addresses != self._given:
+            self._pointers.enqueue(list(zip(*addresses, strict=True)))
+            self._given, self._lists_changed = addresses, True
 
     def _execute(self, phase: Any) -> None:
-        """Run a phase; before one that waits for the GPU anyway, wait until changed lists are written."""
+        """Run a phase; a phase that waits for the GPU anyway first waits until changed lists are written."""
         if self._lists_changed and phase != cudss.cudssPhase_t.CUDSS_PHASE_SOLVE:
             self._executor.stream.synchronize()
             self._lists_changed = False

@@ -1,1 +1,1 @@
-"""cuFFT: plans of transforms, the layouts that they can be told, and kernels of this library around them."""
+"""cuFFT: plans of transforms, the layouts that they support, and this library's kernels before and after them."""

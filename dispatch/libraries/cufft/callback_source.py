@@ -1,10 +1,10 @@
-"""CUDA C++ of load and store callbacks: a user's lines, and around them what leads from cuFFT's offset to his element.
+"""CUDA C++ of load and store callbacks: a user's lines, and the code that computes his element from cuFFT's offset.
 
-cuFFT gets a plan of dense operands, whatever their layout: it reads and writes elements through callbacks alone, by the
-offset that they would have there (`dense`). From it come the element's coordinates, its number in C order, which is
-the user's `i`, and its place in the tensor (`tensor`). So strides, gaps, dtypes and zeros that fill up cost no pass.
-Nothing here calls a library, and nothing here knows a request. Follows
-https://docs.nvidia.com/cuda/cufft/#cufft-callback-routines.
+cuFFT gets a plan of dense operands, whatever the layout of the tensors. It reads and writes elements only through the
+callbacks, and passes the offset of the element in the dense operand (`dense`). The generated code computes from it the
+element's coordinates, its index in C order, which is the user's `i`, and its offset in the tensor (`tensor`). So
+strides, gaps, dtypes and zero padding need no extra pass. This file calls no library and does not depend on requests.
+Follows https://docs.nvidia.com/cuda/cufft/#cufft-callback-routines.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 __all__ = ["EACH", "NUMBERS", "OPTIONS", "RESERVED", "STORED", "WORDS", "WRITE_WORDS"]
 __all__ += ["CallbackSide", "Operand", "source_of"]
 
-EACH = 4  # elements of a thread of a pass, which are all on their way from memory before the first is written
-WORDS = 32  # of 8 bytes that a callback finds: addresses and numbers
+EACH = 4  # elements of a thread in a pass; all are loaded before the first is written
+WORDS = 32  # words of 8 bytes that a callback gets: addresses and numbers
 SMALL = 1 << 31
-OPTIONS = ("-std=c++17", "-diag-suppress=177", "-diag-error=940")  # what is unused; lines that return nothing
+OPTIONS = ("-std=c++17", "-diag-suppress=177", "-diag-error=940")  # unused functions; functions that return no value
 NUMBERS = {F32: "float", F64: "double", C64: "ComplexOf<float>", C128: "ComplexOf<double>", I8: "signed char",
            U8: "unsigned char", BOOL: "unsigned char", I32: "int", U32: "unsigned", I64: "long long",
            U64: "unsigned long long"}  # fmt: skip
@@ -36,7 +36,7 @@ RESERVED = frozenset({"x", "raw", "i", "at", "shape", "rank", "user", "Real", "C
                       "Stored", "Number", "Value", "Index", "Block", "bits_of", "half_of", "brain_of", "conj", "real",
                       "imag", "norm", "abs"})  # fmt: skip
 
-# Friends rather than templates, so that `x * 2` and `x * window[i]` convert what is real as C++ does.
+# Friends rather than templates, so that `x * 2` and `x * window[i]` convert real numbers as C++ does.
 HEADER = r"""
 template <class T> struct alignas(2 * sizeof(T)) ComplexOf {
     T x, y;
@@ -82,7 +82,7 @@ static __device__ float brain_of(unsigned short bits)
 struct Block { unsigned long long word[32]; };
 """
 
-# What callbacks find in device memory, written in the order of the stream: launches before have read theirs by then.
+# Writes the words of the callbacks to device memory, in stream order: earlier launches have read theirs by then.
 WRITE_WORDS = r"""
 struct Blocks { unsigned long long word[64]; };
 extern "C" __global__ void write_words(Blocks* at, Blocks given) { at->word[threadIdx.x] = given.word[threadIdx.x]; }
@@ -90,9 +90,10 @@ extern "C" __global__ void write_words(Blocks* at, Blocks given) { at->word[thre
 
 
 class Operand(NamedTuple):
-    """What a user's lines name: a tensor of a dtype, or a number, "int", "long long", "Real" or "Complex".
+    """An operand that the user's lines name: a tensor of a dtype, or a number: "int", "long long", "Real" or "Complex".
 
-    With `strides`, one for each axis of the transform's tensor, they have the tensor's element that is at theirs.
+    With `strides`, one for each axis of the transform's tensor, the name is the operand's element at the same
+    coordinates.
     """
 
     name: str
@@ -105,7 +106,7 @@ class Operand(NamedTuple):
 
     @property
     def is_number(self) -> bool:
-        """Whether it is given by value; a Dtype is equal to its names, of which "complex" is one."""
+        """Whether it is passed by value. A Dtype compares equal to its names, and "complex" is one of them."""
         return isinstance(self.kind, str)
 
     @property
@@ -115,13 +116,13 @@ class Operand(NamedTuple):
         return f"const {kind}* {self.name}" if is_pointer else f"{kind} {self.name}"
 
     def expression(self, word: int, shape: tuple[int, ...]) -> str:
-        """The expression that finds it."""
+        """The C++ expression for its value or address."""
         at = f"block->word[{word}]"
         if self.is_number:
-            whole = f"({self.kind}){at}"
+            integer = f"({self.kind}){at}"
             real = f"Real(bits_of({at}))"
             both = f"Complex({real}, Real(bits_of(block->word[{word + 1}])))"
-            return {"Real": real, "Complex": both}.get(str(self.kind), whole)
+            return {"Real": real, "Complex": both}.get(str(self.kind), integer)
         pointer = f"(const {NUMBERS[self.kind]}*){at}"  # type: ignore[index]  # it is a dtype
         return pointer if self.strides is None else f"({pointer})[{_sum(shape, self.strides, 'long long')}]"
 
@@ -132,15 +133,16 @@ class CallbackSide(NamedTuple):
     Attributes:
         name: "load" or "store".
         code: the body of the user's function; "" leaves elements as they are.
-        operands: what it names, in the order of their words behind that of the tensor's address.
+        operands: the operands that it names, in the order of their words, which follow the word of the tensor's
+            address.
         tensor: the tensor.
-        dense: a dense view of the transform's extents, whose offsets cuFFT gives.
-        real: f32 or f64, which is computed in.
+        dense: a dense view of the transform's extents; cuFFT passes offsets in it.
+        real: f32 or f64, the precision of the computation.
         number: the dtype of cuFFT's elements.
-        value: the dtype of what the user's function has of the transform: "x" of a store, what a load returns.
+        value: the dtype of the transform's number in the user's function: "x" for a store, the return value for a load.
         is_direct: whether cuFFT itself has the tensor's address.
-        factor, conj: of the transform's numbers: behind the user's function in a load, before it in a store.
-        hermitian: of which axes a half spectrum is made that of real numbers.
+        factor, conj: applied to the transform's numbers: after the user's function in a load, before it in a store.
+        hermitian: the axes along which a half spectrum is made Hermitian.
     """
 
     name: str
@@ -158,7 +160,7 @@ class CallbackSide(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """How many cuFFT counts."""
+        """The number of elements that cuFFT counts."""
         return math.prod(self.dense.shape)
 
     @property
@@ -167,10 +169,10 @@ class CallbackSide(NamedTuple):
 
 
 def source_of(side: CallbackSide, *, as_pass: bool = False) -> str:
-    """The program of a callback, or of the pass that does the same without cuFFT's: `load_pass` or `store_pass`.
+    """The program of a callback, or of the pass that does the same without cuFFT: `load_pass` or `store_pass`.
 
-    cuFFT links no callback beside a kernel: with `load_pass` in the same LTO-IR the making of each plan ended in
-    CUFFT_INTERNAL_ERROR on an H100 (cuFFT 12.0).
+    cuFFT cannot link a callback from code that also has a kernel: with `load_pass` in the same LTO-IR, making a plan
+    always failed with CUFFT_INTERNAL_ERROR on an H100 (cuFFT 12.0).
     """
     arguments, word = [], 1
     for operand in side.operands:
@@ -199,15 +201,15 @@ def source_of(side: CallbackSide, *, as_pass: bool = False) -> str:
     is_load = side.name == "load"
     parts |= _load_parts(side) if is_load else _store_parts(side)
     text = (LOAD if is_load else STORE) + (LOAD_PASS if is_load else STORE_PASS) * as_pass
-    return HEADER + re.sub(r"\$([A-Z]+)\$", lambda found: parts[found.group(1)], COMMON + text)
+    return HEADER + re.sub(r"\$([A-Z]+)\$", lambda match: parts[match.group(1)], COMMON + text)
 
 
 def _load_parts(side: CallbackSide) -> dict[str, str]:
     dtype, pair = side.tensor.dtype, "double2" if side.real is F64 else "float2"
     limits = [
-        f"at[{axis}] >= {there}"
-        for axis, (there, wanted) in enumerate(zip(side.tensor.shape, side.dense.shape, strict=True))
-        if there < wanted
+        f"at[{axis}] >= {extent}"
+        for axis, (extent, dense_extent) in enumerate(zip(side.tensor.shape, side.dense.shape, strict=True))
+        if extent < dense_extent
     ]
     value = {F16: "half_of(raw)", BF16: "brain_of(raw)"}.get(dtype, "raw")
     x = "Complex" if dtype.is_complex else "Real"
@@ -236,7 +238,7 @@ def _store_parts(side: CallbackSide) -> dict[str, str]:
 
 
 def _coordinates(side: CallbackSide) -> str:
-    """The element's place along each axis of the dense operand that cuFFT counts in."""
+    """The element's coordinates in the dense operand."""
     shape, strides = side.dense.shape, side.dense.strides
     if not shape:
         return "at[0] = 0;"
@@ -244,13 +246,13 @@ def _coordinates(side: CallbackSide) -> str:
     lines = []
     for axis, (extent, stride) in enumerate(zip(shape, strides, strict=True)):
         divided = "Index(offset)" if stride == 1 else f"Index(offset) / {stride}"
-        whole = divided if axis == outermost else f"({divided}) % {extent}"
-        lines.append(f"at[{axis}] = {'0' if extent == 1 else whole};")
+        coordinate = divided if axis == outermost else f"({divided}) % {extent}"
+        lines.append(f"at[{axis}] = {'0' if extent == 1 else coordinate};")
     return " ".join(lines)
 
 
 def _order(side: CallbackSide) -> str:
-    """The number of the element in C order, in the tensor."""
+    """The index of the element in C order, in the tensor."""
     return _offset_expression(side, c_strides(side.tensor.shape), "Index")
 
 
@@ -259,7 +261,7 @@ def _offset(side: CallbackSide) -> str:
 
 
 def _offset_expression(side: CallbackSide, strides: tuple[int, ...], kind: str) -> str:
-    """The offset itself where the tensor has such strides: coordinates that nobody asks for are not computed."""
+    """`offset` itself if the tensor has the dense strides: unused coordinates are then not computed."""
     shape, dense = side.tensor.shape, side.dense
     axes = zip(dense.shape, dense.strides, strides, strict=True)
     if shape == dense.shape and side.hermitian is None and all(n == 1 or one == other for n, one, other in axes):
@@ -277,15 +279,15 @@ def _sum(shape: tuple[int, ...], strides: tuple[int, ...], kind: str) -> str:
 
 
 def _hermitian(side: CallbackSide) -> str:
-    """The part of a spectrum that is that of real numbers, where it is its own mirror image."""
-    made = side.hermitian
-    if made is None:
+    """Makes the spectrum Hermitian where it is its own mirror image."""
+    hermitian = side.hermitian
+    if hermitian is None:
         return ""
-    edge = f"if (at[{made.axis}] == 0 || 2 * at[{made.axis}] == {made.size})"
-    if not made.others:
+    edge = f"if (at[{hermitian.axis}] == 0 || 2 * at[{hermitian.axis}] == {hermitian.size})"
+    if not hermitian.others:
         return f"{edge} found.y = 0;"
     shape = side.dense.shape
-    turned = " ".join(f"other[{k}] = at[{k}] ? {shape[k]} - at[{k}] : 0;" for k in made.others)
+    turned = " ".join(f"other[{k}] = at[{k}] ? {shape[k]} - at[{k}] : 0;" for k in hermitian.others)
     copied = " ".join(f"other[{k}] = at[{k}];" for k in range(len(shape)))
     return f"""{edge} {{
         Index other[{len(shape)}]; {copied} {turned}

@@ -1,12 +1,12 @@
-"""cuFFT's transforms with load and store callbacks: compiled to LTO-IR by NVRTC, linked into its kernels by cuFFT.
+"""cuFFT's transforms with load and store callbacks: NVRTC compiles them to LTO-IR, cuFFT links them into its kernels.
 
-`cufftXtSetJITCallback` takes a callback once, between `cufftCreate` and the making of the plan, and with it one address
-of device memory that must stay valid as long as the plan. A kernel of ours (`WRITE_WORDS`) writes the addresses and
-numbers of a call to that memory before each transform, in stream order. They are arguments of that kernel, so that an
-earlier call that has not run yet keeps its own, and a captured one has them in a node of its graph.
+`cufftXtSetJITCallback` takes a callback once, between `cufftCreate` and the call that makes the plan. It also takes
+one address of device memory that must stay valid as long as the plan. A kernel of this library (`WRITE_WORDS`) writes
+the addresses and numbers of a call to that memory before each transform, in stream order. They are arguments of that
+kernel, so that an earlier call that has not run yet keeps its own, and a captured call has them in a node of its graph.
 
-Where cuFFT takes no callbacks, `passes` has the same functions as kernels around a transform without any. Follows
-https://docs.nvidia.com/cuda/cufft/#lto-load-and-store-callback-routines.
+Where cuFFT does not support the callbacks, `passes` runs the same functions as kernels around a transform without
+callbacks. Follows https://docs.nvidia.com/cuda/cufft/#lto-load-and-store-callback-routines.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 __all__ = ["BoundSide", "CallbackPass", "CallbackWord", "FusedTransform", "callback_routine", "why_not"]
 
-FIRST_VERSION = 11_300  # cuFFT's version: that of CUDA 12.6 Update 2
+FIRST_VERSION = 11_300  # of cuFFT: the one in CUDA 12.6 Update 2
 THREADS = 256
 LTO = ("-dlto", "-rdc=true")
 TYPE_NAMES = {"load": "LD", "store": "ST"}
-FIRST_WORDS = {"load": 0, "store": WORDS}  # the first word of each
+FIRST_WORDS = {"load": 0, "store": WORDS}  # the first word of each side
 
 Number = int | float | complex
 
@@ -60,11 +60,11 @@ class BoundSide(NamedTuple):
 
 @cache
 def why_not() -> str:
-    """Why cuFFT takes no callbacks here; "" where it does.
+    """The reason why cuFFT supports no callbacks here; "" if it does.
 
-    It links them by nvJitLink, which must be no older than the NVRTC that compiled them. Where it has no plan with
-    callbacks for other reasons, as where they take more registers than there are, a plan falls back to passes, and the
-    log says so.
+    It links them by nvJitLink, which must be no older than the NVRTC that compiled them. If cuFFT has no plan with
+    callbacks for other reasons, for example because they need too many registers, a plan falls back to passes, and logs
+    that.
     """
     version = ctypes.c_int()
     cufft.cufftGetVersion(ctypes.byref(version))
@@ -77,8 +77,8 @@ def why_not() -> str:
         return f"cuFFT links callbacks by nvJitLink: {error}"
     linker, compiler = tuple(linker)[:2], tuple(compiler)[:2]
     if linker[0] != compiler[0] or linker < compiler:
-        found = f"nvJitLink {'.'.join(map(str, linker))} and NVRTC {'.'.join(map(str, compiler))}"
-        return f"cuFFT links callbacks by an nvJitLink that is no older than NVRTC: there are {found}"
+        versions = f"nvJitLink {'.'.join(map(str, linker))} and NVRTC {'.'.join(map(str, compiler))}"
+        return f"cuFFT links callbacks by an nvJitLink that is no older than NVRTC: there are {versions}"
     return ""
 
 
@@ -87,9 +87,9 @@ def _version_text(version: int) -> str:
 
 
 def callback_routine(side: CallbackSide, arch: str) -> CallbackRoutine:
-    """A side's callback for an architecture, as `cufftXtSetJITCallback` takes it; Refused without NVRTC.
+    """A side's callback for an architecture, in the form that `cufftXtSetJITCallback` takes; Refused without NVRTC.
 
-    Raises NvrtcError, with the compiler's messages, where the user's lines do not compile: "load(1): error: …".
+    Raises NvrtcError, with the compiler's messages, if the user's lines do not compile: "load(1): error: …".
     """
     kind = f"CUFFT_CB_{TYPE_NAMES[side.name]}_{'COMPLEX' if side.number.is_complex else 'REAL'}"
     kind += "" if side.real is F32 else "_DOUBLE"
@@ -101,7 +101,7 @@ def callback_routine(side: CallbackSide, arch: str) -> CallbackRoutine:
 
 
 class FusedTransform(Transform):
-    """A transform of cuFFT with callbacks, and the kernel that writes their words before it."""
+    """A cuFFT transform with callbacks, and the kernel that writes their words before it."""
 
     __slots__ = ("_pointer", "_slots", "_words", "_write_words")
 
@@ -124,7 +124,7 @@ class FusedTransform(Transform):
         self._write_words = launch_of(executor, kernel, (1,), (2 * WORDS,), (self._pointer, self._words))
 
     def enqueue(self, addresses: Any) -> None:
-        """Transform at some addresses."""
+        """Enqueue the transform for these addresses."""
         if self._slots:
             self.claim_block()
             for first, words in self._slots:
@@ -150,7 +150,7 @@ class Block(ctypes.Structure):
 
 
 def write_block(block: Any, first: int, words: Sequence[CallbackWord], addresses: Sequence[Any]) -> None:
-    """Write addresses and numbers into a block, from a word on."""
+    """Write addresses and numbers into a block, starting at word `first`."""
     place = first
     for one in words:
         for value in (addresses[one.operand] + one.offset,) if one.operand is not None else words_of_number(one.number):
@@ -159,7 +159,7 @@ def write_block(block: Any, first: int, words: Sequence[CallbackWord], addresses
 
 
 def words_of_number(number: Number) -> tuple[int, ...]:
-    """A number as words: a whole one as it is, a real one as f64, a complex one as two of these."""
+    """A number as words: an integer unchanged, a real number as f64, a complex number as two of these."""
     if isinstance(number, complex):
         return (*words_of_number(number.real), *words_of_number(number.imag))
     if isinstance(number, float):
@@ -168,12 +168,12 @@ def words_of_number(number: Number) -> tuple[int, ...]:
 
 
 class CallbackPass:
-    """A side of a transform as a kernel of its own, from the tensor into dense memory, or from there."""
+    """A side of a transform as a separate kernel, from the tensor to dense memory or from there to the tensor."""
 
     __slots__ = ("_arguments", "_block", "_data", "_dense", "_executor", "_given", "_launch", "_operand", "_place")
 
     def __init__(self, executor: CudaExecutor, given: BoundSide, operand: int, offset: int) -> None:
-        """`operand` and `offset` are where the dense memory is."""
+        """`operand` and `offset` are the location of the dense memory."""
         self._executor, self._given, self._operand, self._place = executor, given, operand, offset
         side = given.side
         self._block, self._data, self._dense = Block(), ctypes.c_void_p(), ctypes.c_void_p()
@@ -185,7 +185,7 @@ class CallbackPass:
         self._launch = launch_of(executor, kernel, grid, (THREADS,), self._arguments)
 
     def enqueue(self, addresses: Sequence[Any]) -> None:
-        """Launch it at some addresses."""
+        """Launch it for these addresses."""
         write_block(self._block, 0, self._given.words, addresses)
         self._data.value = self._block.word[0]
         self._dense.value = addresses[self._operand] + self._place

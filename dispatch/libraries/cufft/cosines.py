@@ -1,9 +1,10 @@
-"""What cosine and sine transforms do around a Fourier transform of their size: two kernels of this library.
+"""The two kernels around the Fourier transform that computes a cosine or sine transform.
 
-`fold` makes of each line of real numbers what is transformed, `unfold` makes the line of the result of what came out.
-Type 1 is the real transform of the line with its mirror image; 2 and 3 are that of n points, in another order and
-turned (Makhoul, https://doi.org/10.1109/TASSP.1980.1163351); 4 is a complex one of n / 2 points, or of 2·n for odd n.
-Sine transforms are cosine transforms with signs, and in reverse. This file knows no request.
+`fold` computes the input of the Fourier transform from each line of real numbers; `unfold` computes the line of the
+result from its output. Type 1 is the real transform of the line with its mirror image. Types 2 and 3 are one of n
+points, reordered and multiplied by roots of unity (Makhoul, https://doi.org/10.1109/TASSP.1980.1163351). Type 4 is a
+complex one of n / 2 points, or of 2·n for odd n. Sine transforms are cosine transforms with signs, in reverse order.
+This file does not depend on requests.
 """
 
 from __future__ import annotations
@@ -147,9 +148,9 @@ extern "C" __global__ void unfold(const Found* found, REAL* out, Work w)
 
 
 class Lines(NamedTuple):
-    """What is transformed: lines of n real numbers, of which so many are there, and how.
+    """The lines to transform: n real numbers each, how many of them the operand has, and the choices of the transform.
 
-    `axis` is the axis that they lie along; `batch_axes` are the others, merged.
+    `axis` is the axis of a line; `batch_axes` are the other axes, merged.
     """
 
     type: int
@@ -162,12 +163,12 @@ class Lines(NamedTuple):
 
     @property
     def line_count(self) -> int:
-        """How many lines there are."""
+        """The number of lines."""
         return math.prod(part.extent for part in self.batch_axes)
 
 
 def points_of(lines: Lines) -> int:
-    """How many points the Fourier transform of a line has."""
+    """The number of points of a line's Fourier transform."""
     n = lines.n
     if lines.type == 1:
         return 2 * (n + 1) if lines.sine else 2 * (n - 1)
@@ -193,8 +194,8 @@ class Work(ctypes.Structure):
 
 
 def options(lines: Lines, number: Dtype, real: Dtype, *, wide: bool) -> tuple[str, ...]:
-    """NVRTC's options: the numbers of the line that is read, and those that are computed with."""
-    chosen = {
+    """NVRTC's options: the dtype of the line that is read, and the dtype of the computation."""
+    macros = {
         "NUMBER": NAMES[number],
         "REAL": NAMES[real],
         "READ": "" if number in WHOLE or number in WIDE else "read",
@@ -204,7 +205,7 @@ def options(lines: Lines, number: Dtype, real: Dtype, *, wide: bool) -> tuple[st
         "SINE": int(lines.sine),
         "EVEN": int(lines.type == FOUR and lines.n % 2 == 0),
     }
-    return "-std=c++17", *(f"-D{name}={value}" for name, value in chosen.items())
+    return "-std=c++17", *(f"-D{name}={value}" for name, value in macros.items())
 
 
 DOUBLE_BYTES = 8  # bytes of a double
@@ -212,7 +213,7 @@ FOUR = 4
 
 
 class Fold(KernelStep):
-    """Either kernel as a step of a plan: `fold` reads lines into dense memory, `unfold` makes lines of it."""
+    """Either kernel as a step of a plan: `fold` reads lines into dense memory, `unfold` computes lines from it."""
 
     __slots__ = ()
 
@@ -220,10 +221,14 @@ class Fold(KernelStep):
         self, executor: CudaExecutor, name: str, lines: Lines, source: View, target: View, real: Dtype
     ) -> None:
         folds = name == "fold"
-        beside, dense = (source, target) if folds else (target, source)
-        each = dense.shape[-1] if folds else lines.n  # threads of a line
+        line_view, dense = (source, target) if folds else (target, source)
+        each = dense.shape[-1] if folds else lines.n  # threads for each line
         work = Work(
-            lines.line_count * each, dense.shape[-1], lines.n, beside.shape[lines.axis], beside.strides[lines.axis]
+            lines.line_count * each,
+            dense.shape[-1],
+            lines.n,
+            line_view.shape[lines.axis],
+            line_view.strides[lines.axis],
         )
         work.factor, work.orthogonal = lines.factor, lines.orthogonal
         if len(lines.batch_axes) > MOST_AXES:
@@ -232,6 +237,6 @@ class Fold(KernelStep):
         for part in lines.batch_axes:
             work.axis[work.axes] = Axis(part.extent, part.source if folds else part.target)
             work.axes += 1
-        chosen = options(lines, source.dtype if folds else real, real, wide=work.count >= SMALL - THREADS)
+        nvrtc_options = options(lines, source.dtype if folds else real, real, wide=work.count >= SMALL - THREADS)
         grid = (-(-work.count // THREADS),)
-        super().__init__(executor, (SOURCE, name, chosen), grid, (THREADS,), (source, target, work))
+        super().__init__(executor, (SOURCE, name, nvrtc_options), grid, (THREADS,), (source, target, work))

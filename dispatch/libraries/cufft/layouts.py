@@ -1,7 +1,7 @@
 """Operands in cuFFT's advanced data layout: embedded extents, a stride, a distance from one batch to the next.
 
-What one plan cannot describe takes several calls at other addresses, or several plans in sequence, or is None: then
-the operand is copied. Pure arithmetic over views; nothing here calls a library. Follows
+What one plan cannot describe is done by several calls at other addresses, or by several plans in sequence. Otherwise
+the result is None, and the operand is copied. Only arithmetic over views; nothing here calls a library. Follows
 https://docs.nvidia.com/cuda/cufft/#advanced-data-layout.
 """
 
@@ -38,31 +38,30 @@ __all__ = [
     "view_of",
 ]
 
-RANKS = (3, 2, 1)  # of a plan, the most axes first
-MOST_CALLS = 16  # of one plan, over a batch that it cannot state; beyond them a copy takes less
+RANKS = (3, 2, 1)  # axes of a plan, the largest number first
+MOST_CALLS = 16  # of one plan, over a batch that the plan cannot describe; a copy is faster than more calls
 
 
 class PairDtype(Dtype):
-    """Complex numbers of 16 bits a part, of which no tensor is: they are views of pairs of real ones."""
+    """Complex numbers of 16 bits a part. No tensor has this dtype: views of pairs of real numbers have it."""
 
     __slots__ = ()
 
-    def __init__(self, name: str, part: Dtype, cuda: int) -> None:  # not among those that users may name
+    def __init__(self, name: str, part: Dtype, cuda: int) -> None:  # not among the dtypes that users may name
         self.name, self.cuda, self.bits = name, cuda, 2 * part.bits
         self.numpy = np.dtype([("real", part.numpy), ("imag", part.numpy)])
         self.is_complex, self.is_fp8 = True, False
 
 
 C32, CB32 = PairDtype("c32", F16, 6), PairDtype("cb32", BF16, 15)
-# The dtype of a spectrum of numbers of a dtype.
+# The dtype of the spectrum for each dtype of the input.
 COMPLEX = {F32: C64, F64: C128, C64: C64, C128: C128, F16: C32, BF16: CB32, C32: C32, CB32: CB32}
 
 Shape = tuple[int, ...]
 
 
 class View(NamedTuple):
-    """A tensor in one of a plan's operands, so many bytes behind its address, which is aligned to so many; strides in
-    elements."""
+    """A tensor in a plan's operand, `offset` bytes after its address, with this alignment; strides in elements."""
 
     operand: int
     offset: int
@@ -77,18 +76,18 @@ class View(NamedTuple):
 
 
 def view_of(layout: Layout, operand: int) -> View:
-    """All of an operand."""
+    """The view of a whole operand."""
     return View(operand, 0, layout.dtype, layout.shape, layout.strides, layout.alignment)
 
 
 def complex_view_of(layout: Layout, operand: int) -> View:
-    """An operand whose last axis has the real and the imaginary part of each number, side by side."""
+    """An operand whose last axis holds the real and the imaginary part of each number, next to each other."""
     strides = tuple(step // 2 for step in layout.strides[:-1])
     return View(operand, 0, COMPLEX[layout.dtype], layout.shape[:-1], strides, layout.alignment)
 
 
 class Problem(NamedTuple):
-    """What a plan of cuFFT is made for, as `cufftXtMakePlanMany` takes it; dtypes by their numbers."""
+    """The parameters of a cuFFT plan, as `cufftXtMakePlanMany` takes them; dtypes as cudaDataType numbers."""
 
     sizes: Shape
     in_embed: Shape
@@ -121,10 +120,10 @@ class BatchAxis(NamedTuple):
 
 
 def transform_spec(group: Sequence[int], source: View, target: View, most: int = MOST_CALLS) -> TransformSpec | None:
-    """One plan over up to three axes, the outermost first; of a real operand the last is the one that is halved.
+    """One plan over up to three axes, the outermost first; for a real operand the last axis is the halved one.
 
-    None where no plan states it: strides that are not multiples of each other, or not above 0, a batch of more than one
-    axis that takes more calls than `most`, or real numbers that do not lie as complex ones do.
+    None if no plan can describe it: strides that are not multiples of each other, or not above 0, a batch of more than
+    one axis that takes more calls than `most`, or real numbers whose layout does not match that of the complex ones.
     """
     complex_dtype = COMPLEX[source.dtype]
     for view in (source, target):
@@ -171,7 +170,7 @@ def _embedding(group: Sequence[int], view: View) -> tuple[Shape, int] | None:
 
 
 def merged_axes(group: Sequence[int], source: View, target: View) -> list[BatchAxis]:
-    """All other axes, merged where both operands step evenly over both."""
+    """All other axes; axes are merged if both operands have a constant stride over them."""
     rest = [axis for axis, extent in enumerate(source.shape) if axis not in group and extent > 1]
     rest.sort(key=lambda axis: -abs(target.strides[axis]))
     batch_axes: list[BatchAxis] = []
@@ -189,31 +188,31 @@ def merged_axes(group: Sequence[int], source: View, target: View) -> list[BatchA
 def transform_chain(
     axes: Sequence[int], source: View, target: View, last: int | None = None, *, most: int = MOST_CALLS
 ) -> list[TransformSpec] | None:
-    """Plans one after another over all these axes: the first into the target, the others within it.
+    """Plans in sequence over all these axes: the first from source to target, the others in place in the target.
 
-    `last` is an axis that real numbers are halved along, which belongs to the first plan. None where a plan cannot
-    state one of them.
+    `last` is the axis along which real numbers are halved; it belongs to the first plan. None if a plan cannot
+    describe one of them.
     """
-    left = sorted(axes, key=lambda axis: -abs(target.strides[axis]))
-    given, done = source, []
-    while left or last is not None:
-        behind = () if last is None else (last,)
+    remaining = sorted(axes, key=lambda axis: -abs(target.strides[axis]))
+    current, done = source, []
+    while remaining or last is not None:
+        halved = () if last is None else (last,)
         for rank in RANKS:
-            count = rank - len(behind)
-            if count > len(left):
+            count = rank - len(halved)
+            if count > len(remaining):
                 continue
-            found = transform_spec((*left[len(left) - count :], *behind), given, target, most)
-            if found is not None:
+            spec = transform_spec((*remaining[len(remaining) - count :], *halved), current, target, most)
+            if spec is not None:
                 break
         else:
             return None
-        left, last, given = left[: len(left) - count], None, target
-        done.append(found)
+        remaining, last, current = remaining[: len(remaining) - count], None, target
+        done.append(spec)
     return done
 
 
 def dense_view(operand: int, offset: int, dtype: Dtype, shape: Shape, axes: Sequence[int], alignment: int) -> View:
-    """Dense memory in which these axes are the innermost ones, in this order: any plan can state it."""
+    """Dense memory in which these axes are the innermost ones, in this order: any plan can describe it."""
     order = (*(axis for axis in range(len(shape)) if axis not in axes), *axes)
     steps = dense(tuple(shape[axis] for axis in order), dtype).strides
     strides = [0] * len(shape)

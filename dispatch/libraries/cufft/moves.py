@@ -1,8 +1,8 @@
-"""What is done to operands around a transform, in one pass: other strides, dtypes, extents, factors, the conjugate.
+"""One pass over an operand before or after a transform: other strides, dtypes, extents, factors, the conjugate.
 
-A kernel of this library, compiled by NVRTC for the GPU at hand, reads a view and writes another of the same axes. What
-the source has fewer of along an axis is 0. Of a half spectrum it makes that of real numbers: cuFFT is to be given no
-other one, and NumPy's transforms take any. This file knows no request.
+A kernel of this library, compiled by NVRTC for the current GPU, reads a view and writes another one with the same axes.
+Where the source has fewer elements along an axis, the result is padded with zeros. A half spectrum is made Hermitian:
+cuFFT requires that, while NumPy's transforms accept any half spectrum. This file does not depend on requests.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 __all__ = ["MOST_AXES", "SOURCE", "Hermitian", "Move", "options", "work_of"]
 
 MOST_AXES = 12
-FEW_AXES = 4  # of which there are kernels of their own
-THREADS, EACH = 256, 4  # elements of a thread, which are all on their way from memory before the first is written
-SMALL = 1 << 31  # elements that 32 bits count
+FEW_AXES = 4  # up to this number of axes there are specialized kernels
+THREADS, EACH = 256, 4  # elements of a thread; all are loaded before the first is written
+SMALL = 1 << 31  # element counts below it fit in 32 bits
 WHOLE = {I8: "signed char", U8: "unsigned char", BOOL: "unsigned char", I32: "int", U32: "unsigned"}
 WIDE = {I64: "long long", U64: "unsigned long long"}
 NAMES = {F64: "double", F32: "float", F16: "Half", BF16: "Brain", C64: "float", C128: "double", C32: "Half",
          CB32: "Brain", **WHOLE, **WIDE}  # fmt: skip
 PLAIN, MIRRORED, HALVED = 0, 1, 2  # roles of an axis
 
-# Where a spectrum is that of its own mirror image, at 0 and at half of the axis that is halved, only the part of it
-# that is Hermitian makes real numbers; without other axes that is the real part.
+# At 0 and at half of the halved axis, a spectrum is its own mirror image: only its Hermitian part contributes to real
+# numbers there. Without other axes that is the real part.
 SOURCE = (
     NUMBERS
     + r"""
@@ -139,7 +139,7 @@ extern "C" __global__ void move(const Given* source, Made* target, const Factor*
 
 
 class Axis(ctypes.Structure):
-    """The kernel's struct of the same name: `limit` is how many the source has."""
+    """The kernel's struct of the same name: `limit` is the number of elements that the source has."""
 
     _fields_ = tuple(
         (name, ctypes.c_int64) for name in ("extent", "limit", "source", "target", "by", "role", "magic", "shift")
@@ -158,7 +158,7 @@ class Work(ctypes.Structure):
 
 
 class Hermitian(NamedTuple):
-    """Of which axes a half spectrum is made that of real numbers: the one that is halved, its size, and the others."""
+    """The axes along which a half spectrum is made Hermitian: the halved one, its size, and the others."""
 
     axis: int
     size: int
@@ -184,8 +184,8 @@ def options(
     axes: int = MOST_AXES,
     hermitian: bool = True,
 ) -> tuple[str, ...]:
-    """NVRTC's options for two dtypes, and that of factors; whether elements, or offsets, take more than 31 bits."""
-    chosen = {
+    """NVRTC's options for two dtypes and that of factors; `wide`, `far`: element counts, offsets above 31 bits."""
+    macros = {
         "NUMBER": NAMES[source],
         "PARTS": 2 if source.is_complex else 1,
         "REAL": "double" if NAMES[target] == "double" else "float",
@@ -200,7 +200,7 @@ def options(
         "HERMITIAN": int(hermitian),
         "EACH": EACH,
     }
-    return "-std=c++17", *(f"-D{name}={value}" for name, value in chosen.items())
+    return "-std=c++17", *(f"-D{name}={value}" for name, value in macros.items())
 
 
 def work_of(
@@ -212,9 +212,9 @@ def work_of(
     hermitian: Hermitian | None = None,
     factors: View | None = None,
 ) -> Work:
-    """What the kernel is told; Refused where the axes are too many that do not lie as one.
+    """The kernel's argument; Refused if too many axes are left that cannot be merged.
 
-    `factors` has the axes of the source, with a stride of 0 along those that it is the same for.
+    `factors` has the axes of the source, with a stride of 0 along axes that it broadcasts to.
     """
     lines: list[_MovedAxis] = []
     order = sorted(range(len(target.shape)), key=lambda axis: -abs(target.strides[axis]))
@@ -242,7 +242,7 @@ def work_of(
 
 
 def divider(extent: int) -> tuple[int, int]:
-    """A factor and a shift by which numbers of 31 bits are divided: n · factor >> shift is n // extent.
+    """A multiplier and a shift for dividing numbers of 31 bits: n · factor >> shift is n // extent.
 
     Follows Granlund and Montgomery, Division by Invariant Integers using Multiplication, 1994, theorem 4.2.
     """
@@ -251,7 +251,7 @@ def divider(extent: int) -> tuple[int, int]:
 
 
 def reach(view: View) -> int:
-    """How far an element may be from the first one, in elements."""
+    """The largest distance of an element from the first one, in elements."""
     return sum(abs(step) * extent for extent, step in zip(view.shape, view.strides, strict=True))
 
 
@@ -266,7 +266,7 @@ def _merged(outer: _MovedAxis, inner: _MovedAxis) -> _MovedAxis | None:
 
 
 class Move(KernelStep):
-    """The kernel over two views, as a step of a plan; they may be one and the same."""
+    """The kernel over two views, as a step of a plan; both may be the same view."""
 
     __slots__ = ()
 
@@ -276,7 +276,7 @@ class Move(KernelStep):
         views = (source, target) if factors is None else (source, target, factors)
         work = work_of(source, target, factors=factors, **choices)
         by = None if factors is None else factors.dtype
-        chosen = options(
+        nvrtc_options = options(
             source.dtype,
             target.dtype,
             by,
@@ -286,4 +286,4 @@ class Move(KernelStep):
             hermitian=choices.get("hermitian") is not None,
         )
         grid = (-(-work.count // (EACH * THREADS)),)
-        super().__init__(executor, (SOURCE, "move", chosen), grid, (THREADS,), (source, target, factors, work))
+        super().__init__(executor, (SOURCE, "move", nvrtc_options), grid, (THREADS,), (source, target, factors, work))

@@ -1,6 +1,6 @@
-"""Access between GPUs, and copies of strided tensors between and within them, a call of the driver for rows at a pitch.
+"""Peer access between GPUs, and copies of strided tensors between and within them, one driver call for pitched rows.
 
-Both tensors have the same shape and dtype and strides above 0. What a stream must wait for is the caller's to say.
+Both tensors have the same shape and dtype, and strides above 0. The caller orders the streams.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_PITCH = 2**31 - 1  # bytes: CU_DEVICE_ATTRIBUTE_MAX_PITCH
 
 
 def enable_peer_access(devices: Sequence[Any]) -> None:
-    """Let each GPU read and write the memory of the others; where it can already, or never can, nothing changes."""
+    """Let each GPU access the memory of the others; nothing changes if it can already, or never can."""
     for device in devices:
         with device.context:
             for other in devices:
@@ -33,7 +33,7 @@ def enable_peer_access(devices: Sequence[Any]) -> None:
 
 
 class PitchedRows(NamedTuple):
-    """So many rows of `width` bytes; where they begin in both memories, and from one to the next, in bytes."""
+    """`count` rows of `width` bytes: their first offset in both memories, and the pitch in both, in bytes."""
 
     rows: int
     width: int
@@ -50,7 +50,7 @@ class _CopyAxis(NamedTuple):
 
 
 def rows_of(shape: Shape, source: Shape, target: Shape, itemsize: int) -> Iterator[PitchedRows]:
-    """The rows that a copy between two memories of these strides, in elements, consists of."""
+    """The rows of a copy between two memories of these strides, in elements."""
     if 0 in shape:
         return
     axes = [_CopyAxis(*one) for one in zip(shape, source, target, strict=True) if one[0] > 1]
@@ -65,7 +65,7 @@ def rows_of(shape: Shape, source: Shape, target: Shape, itemsize: int) -> Iterat
     inner = merged.pop() if merged and merged[-1][1:] == (1, 1) else _CopyAxis(1, 1, 1)
     rows = merged.pop() if merged else _CopyAxis(1, inner.extent, inner.extent)
     width, pitches = inner.extent * itemsize, (rows.source * itemsize, rows.target * itemsize)
-    if max(pitches) > MAX_PITCH or min(pitches) < width:  # one row by itself has no pitch
+    if max(pitches) > MAX_PITCH or min(pitches) < width:  # a single row has no pitch
         merged.append(rows)
         rows, pitches = _CopyAxis(1, inner.extent, inner.extent), (width, width)
     for place in itertools.product(*(range(axis.extent) for axis in merged)):
@@ -91,8 +91,8 @@ def _dense(rows: PitchedRows, source: Tensor, target: Tensor, stream: Stream) ->
     if source.device is target.device:
         name, status = "cuMemcpyDtoDAsync", driver.cuMemcpyDtoDAsync.unchecked(to, at, size, stream.c_handle)
     else:
-        here, there = (ctypes.c_void_p(_context(one)) for one in (target, source))
-        status = driver.cuMemcpyPeerAsync.unchecked(to, here, at, there, size, stream.c_handle)
+        target_context, source_context = (ctypes.c_void_p(_context(one)) for one in (target, source))
+        status = driver.cuMemcpyPeerAsync.unchecked(to, target_context, at, source_context, size, stream.c_handle)
         name = "cuMemcpyPeerAsync"
     if status:
         device.fail(status, name)

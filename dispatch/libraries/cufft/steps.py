@@ -1,4 +1,4 @@
-"""Plans that are transforms and moves one after another, in scratch memory of their executor."""
+"""Plans that consist of transforms and moves in sequence, in scratch memory of their executor."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Step(Protocol):
     """A part of a plan."""
 
     def enqueue(self, addresses: Sequence[Any]) -> None:
-        """Enqueue it, for these addresses."""
+        """Enqueue it for these addresses."""
 
 
 class FftPlan(Plan):
-    """Steps one after another; behind the addresses of a run stands that of scratch memory."""
+    """Steps in sequence; the address of scratch memory follows the addresses of a run."""
 
     __slots__ = ("_executor", "_memory", "_scratch", "_steps")
 
@@ -48,7 +48,8 @@ class FftPlan(Plan):
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         memory = self._memory
         if memory is not None and memory.owner is not self._executor.stream:
-            # Made while the caller captured the executor's stream, on another one, which was waited for since.
+            # The plan was made on another stream, while the caller captured the executor's; that stream has finished
+            # since.
             memory.owner = memory.writer = self._executor.stream
         addresses = (*arguments, self._scratch)
         for step in self._steps:
@@ -56,14 +57,14 @@ class FftPlan(Plan):
 
 
 class IdlePlan(FftPlan):
-    """Nothing is to be done."""
+    """A plan without work."""
 
     __slots__ = ()
     is_bare = True
 
 
 class Steps:
-    """What a plan is built with; `operands` is how many addresses a request gives."""
+    """A builder of a plan; `operands` is the number of addresses that a request has."""
 
     def __init__(self, executor: CudaExecutor, row: Row, operands: int) -> None:
         self._executor, self._row, self._scratch = executor, row, operands
@@ -71,7 +72,7 @@ class Steps:
         self._steps: list[Step] = []
 
     def scratch(self, dtype: Dtype, shape: tuple[int, ...], axes: Sequence[int]) -> View:
-        """Dense memory for so many elements, in which these axes are the innermost ones."""
+        """Dense scratch memory for this shape, in which these axes are the innermost ones."""
         view = dense_view(self._scratch, self._bytes, dtype, shape, axes, ALIGNMENT)
         nbytes = dtype.itemsize
         for extent in shape:
@@ -80,27 +81,27 @@ class Steps:
         return view
 
     def move(self, source: View, target: View, **choices: Any) -> None:
-        """Copy a view into another, as moves.py has it."""
+        """Copy a view into another, by the kernel in moves.py."""
         self._steps.append(Move(self._executor, source, target, **choices))
 
     def append(self, step: Step) -> None:
-        """Add a step of the caller's."""
+        """Add a step of the caller."""
         self._steps.append(step)
 
     def transform(self, chain: Sequence[TransformSpec], *, forward: bool) -> None:
-        """Transform by these plans of cuFFT, one after another."""
+        """Transform by these cuFFT plans, in sequence."""
         self._steps += [Transform(self._executor, spec, forward=forward) for spec in chain]
 
     def plan(self) -> Plan:
-        """The plan of all these steps: scratch memory and what cuFFT works in lie in one piece.
+        """The plan of all these steps: scratch memory and cuFFT's work areas are in one piece of memory.
 
-        That is the executor's workspace where it is large enough, else memory that its plans of cuFFT share.
+        That is the executor's workspace if it is large enough, else memory that its cuFFT plans share.
         """
         if not self._steps:
             return IdlePlan(self._executor, self._row, (), None, 0)
         transforms = [step for step in self._steps if isinstance(step, Transform)]
         nbytes = self._bytes + max((step.work_bytes for step in transforms), default=0)
-        memory, base, nbytes = None, 0, max(nbytes, len(transforms))  # cuFFT wants an address in any case
+        memory, base, nbytes = None, 0, max(nbytes, len(transforms))  # cuFFT needs a non-null address in any case
         if nbytes:
             memory, base = beyond_workspace(self._executor, nbytes, MEMORY)
         for step in transforms:

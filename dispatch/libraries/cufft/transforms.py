@@ -1,8 +1,8 @@
-"""cuFFT's plans: made without a work area, used by one plan of ours at a time, and cached for the next that needs one.
+"""cuFFT's plans: made without a work area, used by one plan of this library at a time, then cached for the next one.
 
 cuFFT does not report how much device memory a plan holds, in tables of roots of unity and kernels: `estimated_bytes`
-estimates it. If the plans of one executor exceed `LIMIT` bytes, the executor forgets all of them and makes them again
-as they are needed. Idle plans beyond the limit are destroyed, the oldest first, and only while another plan is made,
+estimates it. If the plans of one executor exceed `LIMIT` bytes, the executor drops all of them and makes them again
+when they are needed. Idle plans above the limit are destroyed, the oldest first, and only while another plan is made,
 because destroying one waits for the GPU.
 """
 
@@ -29,11 +29,11 @@ __all__ = ["LIMIT", "CallbackRoutine", "Transform", "estimated_bytes"]
 
 DATA, KINDS = cufft.cudaDataType_t, cufft.cufftType_t
 LIMIT = 512 << 20  # bytes
-PLAN_BYTES = 1 << 20  # bytes of a plan of whatever size
+PLAN_BYTES = 1 << 20  # estimated bytes of a plan, independent of its size
 TABLE_POINTS = 4  # roots of unity for each point along an axis; a size with a large prime has those of two larger sizes
 IDLE_PLANS = "cufft"
 REFUSALS = ("CUFFT_NOT_SUPPORTED", "CUFFT_NOT_IMPLEMENTED", "CUFFT_INVALID_SIZE", "CUFFT_INVALID_TYPE")
-# To link callbacks may take more registers or memory than there are, of which cuFFT says no more than this.
+# Linking callbacks may need more registers or memory than there are; cuFFT reports no more than these statuses.
 CALLBACK_REFUSALS = (
     *REFUSALS,
     "CUFFT_INTERNAL_ERROR",
@@ -41,7 +41,7 @@ CALLBACK_REFUSALS = (
     "CUFFT_NVRTC_FAILURE",
     "CUFFT_NVJITLINK_FAILURE",
 )
-MAX_BASIC = 2**31 - 1  # points of a plan that takes 32-bit numbers
+MAX_BASIC = 2**31 - 1  # points of a plan with 32-bit sizes
 BASIC = {
     (int(given), int(made)): int(kind)
     for given, made, kind in (
@@ -54,8 +54,8 @@ BASIC = {
     )
 }
 POINT_BYTES = 16  # bytes, of the largest complex number
-BLOCK_BYTES = 512  # bytes that the callbacks of a plan find, those of a store in the second half
-FIRST_STORE = 4  # the number of the first type of store callbacks
+BLOCK_BYTES = 512  # bytes of a plan's callback block; those of the store callback are in the second half
+FIRST_STORE = 4  # the first type of store callbacks
 
 
 class CallbackRoutine(NamedTuple):
@@ -67,11 +67,11 @@ class CallbackRoutine(NamedTuple):
 
 
 class CachedPlan(NamedTuple):
-    """A plan of cuFFT, what it was made for, and the bytes that it works in, which are not its own.
+    """A cuFFT plan, its problem, and the size of its work area, which it does not own.
 
-    Its callbacks find their operands in `block`, whose address is the plan's as long as it is there. cuFFT copies
-    nothing that it is given for a callback: names and lists of addresses stay in `callback_arguments`, code in
-    `routines`, until the plan is destroyed.
+    Its callbacks find their operands in `block`, whose address stays the same during the life of the plan. cuFFT does
+    not copy what it gets for a callback: names and lists of addresses stay in `callback_arguments`, code in `routines`,
+    until the plan is destroyed.
     """
 
     problem: Problem
@@ -88,13 +88,13 @@ def estimated_bytes(problem: Problem) -> int:
 
 
 def destroy(plan: CachedPlan) -> int:
-    """Its end, with cuFFT's status."""
+    """Destroy a plan; returns cuFFT's status."""
     status: int = cufft.cufftDestroy.unchecked(plan.handle)
     return status
 
 
 class PlanMemory:
-    """The bytes that the plans of one executor hold; `spared` are those that were still in use when it forgot them."""
+    """The bytes that the plans of one executor hold; `spared` are those still in use when the executor dropped them."""
 
     __slots__ = ("nbytes", "spared")
 
@@ -103,10 +103,10 @@ class PlanMemory:
 
 
 class Transform:
-    """A plan of cuFFT as a step of a plan of ours, which calls it at one or several places of its operands.
+    """A cuFFT plan as a step of a plan of this library, which calls it at one or several offsets of its operands.
 
-    Guarantees: it is one plan's alone, and given back exactly once, when that goes; then it is another's, behind the
-    work of the first. It is destroyed with its device, or when too many are kept.
+    Guarantees: the cuFFT plan has one user at a time, and is returned exactly once, when this object is freed. The next
+    user's work is ordered after that of the first. It is destroyed with its device, or when too many are cached.
     """
 
     __slots__ = (
@@ -127,7 +127,7 @@ class Transform:
         self._plan: CachedPlan | None = None
         self._executor, self._device, self._spec = executor, executor.device, spec
         self._forward = cufft.CUFFT_FORWARD if forward else cufft.CUFFT_INVERSE
-        self._stream: int | None = -1  # none that exists
+        self._stream: int | None = -1  # a stream that does not exist
         self._last_stream = executor.stream.stream if isinstance(executor.stream, QuietStream) else executor.stream
         account: PlanMemory = executor.handles.setdefault(IDLE_PLANS, PlanMemory())
         self._account, account.spared = account, min(account.spared, account.nbytes)
@@ -158,11 +158,11 @@ class Transform:
     def claim_block(self) -> None:
         """Make the executor's stream the owner of the callbacks' block, after the work of its previous owner."""
         plan: Any = self._plan
-        if plan.block.owner is not self._executor.stream:  # the plan was another's, whose work was waited for since
+        if plan.block.owner is not self._executor.stream:  # the plan had another user, whose work has finished
             plan.block.owner = plan.block.writer = self._executor.stream
 
     def enqueue(self, addresses: Any) -> None:
-        """Transform at some addresses."""
+        """Enqueue the transform for these addresses."""
         plan: Any = self._plan
         stream = self._executor.target.value
         if stream != self._stream:
@@ -172,20 +172,20 @@ class Transform:
         first = addresses[source.operand] + source.offset
         second = addresses[target.operand] + target.offset
         execute: Any = cufft.cufftXtExec
-        for beside, behind in self._spec.offsets:
-            status = execute.unchecked(plan.handle, first + beside, second + behind, self._forward)
+        for source_offset, target_offset in self._spec.offsets:
+            status = execute.unchecked(plan.handle, first + source_offset, second + target_offset, self._forward)
             if status:
-                self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
+                self._executor.stream.done()  # raises DeviceFault if the device is lost
                 raise execute.error(status)
 
     def close(self) -> None:
-        """Give the plan of cuFFT back; a second call does nothing."""
+        """Return the cuFFT plan to the cache; a second call does nothing."""
         plan, self._plan = self._plan, None
         if plan is None:
             return
         self._account.nbytes -= estimated_bytes(plan.problem)
         if self._device.fault is None:
-            with suppress(CudaError, DispatchError):  # of a stream under capture, whose work is not run as yet
+            with suppress(CudaError, DispatchError):  # a stream under capture, whose work has not run yet
                 self._device.releases.side.wait_for_uses(self._last_stream)
             self._device.idle[IDLE_PLANS].append((plan, destroy))
 
@@ -200,7 +200,7 @@ def take_idle(idle: deque[Any], problem: Problem, routines: tuple[CallbackRoutin
         if entry[0].problem == problem and entry[0].routines == routines:
             try:
                 idle.remove(entry)
-            except ValueError:  # another thread has it
+            except ValueError:  # another thread took it
                 continue
             plan: CachedPlan = entry[0]
             return plan
@@ -212,7 +212,7 @@ def trim_idle(idle: deque[Any]) -> None:
     while idle and sum(estimated_bytes(entry[0].problem) for entry in idle.copy()) > LIMIT:
         try:
             plan, end = idle.popleft()
-        except IndexError:  # another thread was there first
+        except IndexError:  # another thread took it
             return
         end(plan)
 
@@ -220,24 +220,24 @@ def trim_idle(idle: deque[Any]) -> None:
 def make_plan(problem: Problem, routines: tuple[CallbackRoutine, ...] = (), block: Storage | None = None) -> CachedPlan:
     """Make a plan without a work area; Refused if cuFFT has none for the problem.
 
-    cuFFT keeps the pointers to a callback's name and code, and reads them when the plan is made: what is gone by then
-    ends in CUFFT_INTERNAL_ERROR, or in another.
+    cuFFT stores pointers to a callback's name and code, and reads them when the plan is made: if that memory was freed,
+    making the plan ends in CUFFT_INTERNAL_ERROR, or in another error.
     """
     handle, work, callback_arguments = ctypes.c_int32(), ctypes.c_size_t(), []
     cufft.cufftCreate(ctypes.byref(handle))
     try:
         cufft.cufftSetAutoAllocation(handle.value, 0)
         for one in routines:
-            found: Any = block
-            at = (ctypes.c_void_p * 1)(found.base + (BLOCK_BYTES // 2 if one.kind >= FIRST_STORE else 0))
+            storage: Any = block
+            at = (ctypes.c_void_p * 1)(storage.base + (BLOCK_BYTES // 2 if one.kind >= FIRST_STORE else 0))
             name = one.symbol.encode()
             callback_arguments.append((name, at))
             cufft.cufftXtSetJITCallback(
                 handle.value, name, one.code, len(one.code), cufft.cufftXtCallbackType(one.kind), at
             )
         if not routines and is_basic(problem):
-            chosen = cufft.cufftType_t(BASIC[problem.in_type, problem.out_type])
-            cufft.cufftMakePlan1d(handle.value, problem.sizes[0], chosen, problem.batch, ctypes.byref(work))
+            cufft_type = cufft.cufftType_t(BASIC[problem.in_type, problem.out_type])
+            cufft.cufftMakePlan1d(handle.value, problem.sizes[0], cufft_type, problem.batch, ctypes.byref(work))
         else:
             _make_many(handle.value, problem, work)
     except CufftError as error:
@@ -249,10 +249,10 @@ def make_plan(problem: Problem, routines: tuple[CallbackRoutine, ...] = (), bloc
 
 
 def is_basic(problem: Problem) -> bool:
-    """Whether it is dense transforms along one axis, side by side, as cufftMakePlan1d takes them.
+    """Whether the problem is dense transforms along one axis, next to each other, as cufftMakePlan1d takes them.
 
-    Of these it may have other kernels: on an H100 64 transforms of 2^18 real numbers took 157 us as such a plan and 193
-    as one of cufftXtMakePlanMany with embedded extents, which say the same; 16 of 2^20 165 and 200.
+    cuFFT may have other kernels for these: on an H100 64 transforms of 2^18 real numbers took 157 us with such a plan
+    and 193 with an equivalent plan of cufftXtMakePlanMany with embedded extents; 16 of 2^20 took 165 and 200.
     """
     if len(problem.sizes) != 1 or (problem.in_stride, problem.out_stride) != (1, 1):
         return False
@@ -268,7 +268,9 @@ def _make_many(handle: int, problem: Problem, work: ctypes.c_size_t) -> None:
     rank, kind = len(problem.sizes), cufft.cudaDataType_t
     extents: Any = ctypes.c_int64 * rank
     sizes, in_embed, out_embed = (extents(*one) for one in (problem.sizes, problem.in_embed, problem.out_embed))
-    given = problem.in_stride, problem.in_dist, kind(problem.in_type)
-    wanted = problem.out_stride, problem.out_dist, kind(problem.out_type)
-    behind = problem.batch, ctypes.byref(work), kind(problem.execution)
-    cufft.cufftXtMakePlanMany(handle, rank, sizes, in_embed, *given, out_embed, *wanted, *behind)
+    source_layout = problem.in_stride, problem.in_dist, kind(problem.in_type)
+    target_layout = problem.out_stride, problem.out_dist, kind(problem.out_type)
+    batch_arguments = problem.batch, ctypes.byref(work), kind(problem.execution)
+    cufft.cufftXtMakePlanMany(
+        handle, rank, sizes, in_embed, *source_layout, out_embed, *target_layout, *batch_arguments
+    )

@@ -1,7 +1,7 @@
-"""What is transformed over several GPUs, and which part of it each has, before and after: no library is called.
+"""The arrays that are transformed over several GPUs, and the part of each GPU, before and after; no library is called.
 
-An array in natural order, seen with the axes of `Layout.frame`, is cut along one of them; a part may have these axes in
-another order in memory, and padding behind the last. Follows
+An array in natural order, in the axes of `Layout.frame`, is cut along one of them. A part may have these axes in
+another order in memory, and padding after the last one. Follows
 https://docs.nvidia.com/cuda/cufft/#multiple-gpu-data-organization.
 """
 
@@ -33,7 +33,7 @@ Shape = tuple[int, ...]
 
 
 class Problem(NamedTuple):
-    """Transforms side by side, of sizes along one to three axes; `given` is `spectrum` for complex ones."""
+    """A batch of transforms, with sizes along one to three axes; `given` equals `spectrum` for complex transforms."""
 
     sizes: Shape
     batch: int
@@ -42,19 +42,19 @@ class Problem(NamedTuple):
 
     @property
     def is_real(self) -> bool:
-        """Whether it is R2C and C2R."""
+        """Whether the transforms are R2C and C2R."""
         return self.given is not self.spectrum
 
     @property
     def in_strings(self) -> bool:
-        """Whether it is one transform along one axis, whose result lies in strings, and which takes none that does."""
+        """Whether it is one transform along one axis: its result is in strings, and its input is not."""
         return self.batch == 1 and len(self.sizes) == 1
 
 
 class Factors(NamedTuple):
-    """How the result of one transform along one axis lies: `strings` one after another, of `factor2` substrings each.
+    """The layout of the result of one transform along one axis: `strings` strings of `factor2` substrings each.
 
-    A substring is `length` points side by side; from one to the next of its string there are strings · length points.
+    A substring is `length` adjacent points; the next substring of the same string starts strings · length points later.
     """
 
     factor2: int
@@ -63,7 +63,7 @@ class Factors(NamedTuple):
 
 
 class GpuPart(NamedTuple):
-    """What one GPU has.
+    """The part of one GPU.
 
     Attributes:
         shape, strides: of its tensor; strides in elements.
@@ -98,8 +98,8 @@ class Layout(NamedTuple):
 
     def pieces(self, array: Array) -> list[Array]:
         """Views of an array in natural order, in the axes of the frame: what each part has."""
-        whole = array.reshape(self.frame)
-        return [whole[part.place] for part in self.parts]
+        framed = array.reshape(self.frame)
+        return [framed[part.place] for part in self.parts]
 
     def split(self, array: Array) -> list[Array]:
         """The same, each of the shape of its part."""
@@ -145,9 +145,9 @@ def along_second(dtype: Dtype, shape: Shape, count: int) -> Layout:
     frame = (shape[0], shape[1], math.prod(shape[2:]))
     parts = []
     for start, end in split_extent(shape[1], count):
-        own, extents = (shape[0], end - start, *shape[2:]), (shape[0], end - start, frame[2])
+        part_shape, extents = (shape[0], end - start, *shape[2:]), (shape[0], end - start, frame[2])
         index = (slice(None), slice(start, end), slice(None))
-        parts.append(GpuPart(own, c_strides(own), index, extents, c_strides(extents)))
+        parts.append(GpuPart(part_shape, c_strides(part_shape), index, extents, c_strides(extents)))
     return Layout(dtype, shape, frame, (0, 1, 2), tuple(parts))
 
 
@@ -156,25 +156,25 @@ def in_strings(dtype: Dtype, factors: Factors, count: int) -> Layout:
     factor2, strings, length = factors
     parts = []
     for start, end in split_extent(strings, count):
-        own, extents = (end - start, factor2, length), (factor2, end - start, length)
+        part_shape, extents = (end - start, factor2, length), (factor2, end - start, length)
         index = (slice(None), slice(start, end), slice(None))
-        parts.append(GpuPart(own, c_strides(own), index, extents, (length, factor2 * length, 1)))
+        parts.append(GpuPart(part_shape, c_strides(part_shape), index, extents, (length, factor2 * length, 1)))
     return Layout(dtype, (math.prod(factors),), (factor2, strings, length), (1, 0, 2), tuple(parts))
 
 
 def layouts_of(problem: Problem, factors: Factors | None, count: int) -> tuple[list[Layout], list[Layout]]:
     """Those of signals and of spectra over so many GPUs: as they are written, and as a transform may leave them."""
-    sizes, batch, given, wanted = problem
+    sizes, batch, dtype, spectrum_dtype = problem
     half = sizes[-1] // 2 + 1
     if factors is not None:
-        both = [along_first(given, sizes, count), in_strings(given, factors, count)]
+        both = [along_first(dtype, sizes, count), in_strings(dtype, factors, count)]
         return both, both
     shape = (batch, *sizes) if batch > 1 else sizes
     if not problem.is_real:
-        both = [along_first(given, shape, count)] * 2 if batch > 1 else _both_cuts(given, shape, count)
+        both = [along_first(dtype, shape, count)] * 2 if batch > 1 else _both_cuts(dtype, shape, count)
         return both, both
-    signal, end = along_first(given, shape, count, 2 * half), (*shape[:-1], half)
-    spectrum = along_first(wanted, end, count) if batch > 1 else along_second(wanted, end, count)
+    signal, end = along_first(dtype, shape, count, 2 * half), (*shape[:-1], half)
+    spectrum = along_first(spectrum_dtype, end, count) if batch > 1 else along_second(spectrum_dtype, end, count)
     return [signal] * 2, [spectrum] * 2
 
 

@@ -1,10 +1,11 @@
-"""cuFFT's plans over several GPUs of one process (Xt), and the memory that these transform, a part on each GPU.
+"""cuFFT's plans over several GPUs of one process (Xt), and the memory that they transform, a part on each GPU.
 
-A plan is given a stream of the first GPU, which its transforms begin behind, and which goes on behind them; streams of
-the others wait there and back. So each part is used on a stream of its own GPU, as any storage is. Copies between the
-two orders of a transform along one axis cuFFT makes while the host waits. What cuFFT has made is destroyed once no plan
-on these GPUs is at work: two H200 that other processes kept busy reported an illegal address in 3 of 4 runs while plans
-came and went, and never on their own, which suggests that one plan's end disturbs another's kernels. Follows
+A plan gets a stream of the first GPU, and its transforms are ordered on it. The streams of the other GPUs are
+synchronized with it before and after. So each part is used on a stream of its own GPU, like any storage. cuFFT converts
+between the two orders of a transform along one axis while the host waits. cuFFT's plans and memory are destroyed when
+no plan on these GPUs is running: two H200 that other processes kept busy reported an illegal address in 3 of 4 runs
+while plans were created and destroyed, and never in a run without other processes, which suggests that destroying one
+plan disturbs the kernels of another. Follows
 https://docs.nvidia.com/cuda/cufft/#multiple-gpu-cufft-transforms.
 """
 
@@ -48,12 +49,12 @@ def wait_for_plans(devices: Sequence[Any]) -> None:
     for plan in members(_plans):
         if not set(devices).isdisjoint(plan.devices):
             for stream in plan.streams:
-                with suppress(DispatchError):  # a fault is told where the work's results are read
+                with suppress(DispatchError):  # a fault is reported where the work's results are read
                     stream.synchronize()
 
 
 class Handles:
-    """Plans of cuFFT, forward and inverse, which are one unless real; they go with the last that needs them."""
+    """cuFFT's plans, forward and inverse, which are the same unless real; freed with the last object that uses them."""
 
     def __init__(self, devices: Sequence[Any], stream: Stream, problem: Problem) -> None:
         self.devices, self.stream, self.handles = tuple(devices), stream, list[int]()
@@ -71,7 +72,7 @@ class Handles:
         cufft.cufftSetStream(handle.value, cufft.cudaStream_t(self.stream.c_handle.value or 0))
         cufft.cufftXtSetGPUs(handle.value, count, ordinals)
         kind = cufft.cudaDataType_t
-        layouts = None, 1, 0, kind(given), None, 1, 0, kind(wanted)  # dense, and of real numbers padded
+        layouts = None, 1, 0, kind(given), None, 1, 0, kind(wanted)  # dense, and padded for real numbers
         execution = kind(problem.spectrum.cuda)
         cufft.cufftXtMakePlanMany(handle.value, rank, sizes, *layouts, problem.batch, work, execution)
 
@@ -84,22 +85,22 @@ class Handles:
 
 
 class XtMemory:
-    """A descriptor of cuFFT's with memory on each GPU, which goes once no tensor is over it any more."""
+    """A cuFFT descriptor with memory on each GPU, freed when no tensor uses the memory any more."""
 
     def __init__(self, handles: Handles) -> None:
-        self.devices, self._handles, self._at = handles.devices, handles, 0  # plans go behind their memory
+        self.devices, self._handles, self._at = handles.devices, handles, 0  # plans are destroyed after their memory
         self.is_idle = False
-        found = ctypes.c_void_p()
+        pointer = ctypes.c_void_p()
         with self.devices[0].context, relaxed():
-            cufft.cufftXtMalloc(handles.handles[0], ctypes.byref(found), NATURAL)
-        self._at = found.value or 0
+            cufft.cufftXtMalloc(handles.handles[0], ctypes.byref(pointer), NATURAL)
+        self._at = pointer.value or 0
         self.descriptor: Any = cufft.cudaLibXtDesc.from_address(self._at)
-        whole: Any = cufft.cudaXtDesc.from_address(self.descriptor.descriptor or 0)
-        self.addresses, self.sizes = whole.data[: len(self.devices)], whole.size[: len(self.devices)]
+        parts: Any = cufft.cudaXtDesc.from_address(self.descriptor.descriptor or 0)
+        self.addresses, self.sizes = parts.data[: len(self.devices)], parts.size[: len(self.devices)]
 
     @property
     def address(self) -> int:
-        """Of the descriptor."""
+        """The address of the descriptor."""
         return self._at
 
     def storages(self, streams: Sequence[Stream]) -> list[Storage]:
@@ -115,13 +116,13 @@ class XtMemory:
 
 
 def is_alive(owner: Any) -> bool:
-    """Whether the GPUs still have what is to be given back: else it has gone with their contexts."""
+    """Whether the GPUs still hold the objects to free: else these were destroyed with the contexts."""
     devices = getattr(owner, "devices", ())  # Ctrl-C may have come before the first line of __init__
     return not sys.is_finalizing() and all(device.alive and device.fault is None for device in devices)
 
 
 def release_part(storage: Storage) -> None:
-    """Let cuFFT have a part back: at once where nothing uses it, else behind the streams that do."""
+    """Return a part to cuFFT: at once if nothing uses it, else after the streams that use it."""
     memory, home = storage.keep
     if memory.is_idle and storage.owner is home and not storage.lent:
         return
@@ -130,14 +131,15 @@ def release_part(storage: Storage) -> None:
 
 
 class XtPlan:
-    """Transforms in place over several GPUs; all calls of it are one thread's at a time.
+    """Transforms in place over several GPUs; only one thread at a time may call it.
 
     Attributes:
         devices: the GPUs.
-        streams: one of each GPU, on which its part is used.
-        storages: the memory of the parts, others after `restore`.
-        is_shuffled: whether they are in the order that a single transform leaves them in; who writes them says so.
-        factors: of that order, for one transform along one axis; else None.
+        streams: one on each GPU, on which its part is used.
+        storages: the memory of the parts; `restore` replaces it.
+        is_shuffled: whether the parts are in the order that a single transform leaves them in; set it after writing
+            them.
+        factors: the factors of that order, for one transform along one axis; else None.
     """
 
     def __init__(self, devices: Sequence[Any], problem: Problem) -> None:
@@ -151,8 +153,8 @@ class XtPlan:
             except CufftError as error:
                 if is_last or error.name != "CUFFT_ALLOC_FAILED":
                     raise self._translated(error) from error
-            for device in dict.fromkeys(devices):  # what was made went with the error
-                device.trim()  # what this library keeps for later is room for cuFFT
+            for device in dict.fromkeys(devices):  # the error freed what was made
+                device.trim()  # memory that this library caches becomes free for cuFFT
 
     def _make(self) -> None:
         self._handles = Handles(self.devices, self.streams[0], self._problem)
@@ -161,16 +163,16 @@ class XtPlan:
         self._spare: tuple[XtMemory, list[Storage]] | None = None
         self.factors: Factors | None = None
         if self._problem.in_strings:
-            found = cufft.cufftXt1dFactors()
+            factors = cufft.cufftXt1dFactors()
             query = cufft.cufftXtQueryType.CUFFT_QUERY_1D_FACTORS
             with self.devices[0].context:
-                cufft.cufftXtQueryPlan(self._handles.handles[0], ctypes.byref(found), query)
-            self.factors = Factors(found.factor2, found.stringCount, found.substringLength)
-            if math.prod(self.factors) != self._problem.sizes[0] or found.stringCount % len(self.devices):
+                cufft.cufftXtQueryPlan(self._handles.handles[0], ctypes.byref(factors), query)
+            self.factors = Factors(factors.factor2, factors.stringCount, factors.substringLength)
+            if math.prod(self.factors) != self._problem.sizes[0] or factors.stringCount % len(self.devices):
                 raise Refused(f"cuFFT says that a result of {self._problem.sizes[0]} points lies in {self.factors}")
 
     def check_sizes(self, nbytes: Sequence[int]) -> None:
-        """Refused where a part has less memory than its layouts take."""
+        """Refused if a part has less memory than its layouts need."""
         for device, size, wanted in zip(self.devices, self._memory.sizes, nbytes, strict=True):
             if size < wanted:
                 raise Refused(f"cuFFT has {size} bytes for a part on {device}, which takes {wanted}")
@@ -195,7 +197,7 @@ class XtPlan:
         self._memory.descriptor.subFormat = int(SHUFFLED if value else NATURAL)
 
     def execute(self, *, inverse: bool) -> None:
-        """Transform the parts, behind all that uses them; what uses them from now on is behind this."""
+        """Transform the parts, after all work that uses them; later uses of them wait for this."""
         handles = self._handles.handles
         handle, descriptor = handles[inverse and len(handles) - 1], ctypes.byref(self._memory.descriptor)
         direction = cufft.CUFFT_INVERSE if inverse else cufft.CUFFT_FORWARD
@@ -206,7 +208,7 @@ class XtPlan:
             home.wait_for_uses(self.streams[0])
 
     def restore(self) -> None:
-        """Bring the result of one transform along one axis into natural order, in memory of its own; the host waits."""
+        """Copy the result of one transform along one axis, in natural order, to other memory; the host waits."""
         if self._spare is None:
             try:
                 memory = XtMemory(self._handles)
@@ -224,24 +226,24 @@ class XtPlan:
         self._memory, self.storages = memory, storages
 
     def _begin(self, storages: Sequence[Storage]) -> None:
-        """Have the first GPU's stream wait for all that uses these."""
+        """Have the first GPU's stream wait for all work that uses these."""
         for storage in storages:
             storage.use(storage.keep[1], write=True)
         for home in self.streams[1:]:
             self.streams[0].wait_for_uses(home)
 
     def _call(self, function: Any, *arguments: Any) -> None:
-        # A plan has enabled it when it was made. Whether the end of another takes it back, nothing says.
+        # Making the plan enabled peer access. It is not documented whether destroying another plan disables it.
         enable_peer_access(self.devices)
         with self.devices[0].context, relaxed():
             status = function.unchecked(*arguments)
         if status:
             for home in self.streams:
-                home.done()  # raises DeviceFault where it is a device that is lost
+                home.done()  # raises DeviceFault if the device is lost
             raise function.error(status)
 
     def close(self) -> None:
-        """Wait for the work, and give back the plans and the memory, but for parts that tensors are left of."""
+        """Wait for the work, and free the plans and the memory, except parts that tensors still use."""
         held = [(self._memory, self.storages), *([] if self._spare is None else [self._spare])]
         if all(device.alive and device.fault is None for device in self.devices):
             self._begin([storage for _, storages in held for storage in storages])

@@ -1,1 +1,1 @@
-"""cuSOLVER's dense routines: its handle, sequences of its calls as plans, and matrices as its routines take them."""
+"""cuSOLVER's dense routines: its handle, plans that are sequences of its calls, and matrices as LAPACK arguments."""

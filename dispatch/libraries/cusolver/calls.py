@@ -1,7 +1,7 @@
-"""Plans of several calls of cuSOLVER in sequence, with copies between them: only the addresses are filled in later.
+"""Plans that are sequences of cuSOLVER calls with copies between them; each run only fills in the addresses.
 
 The `cusolver` modules of the ops build them with `Steps`, which queries workspace sizes once. Workspace on the device
-belongs to the executor, whose plans share it; workspace on the host is NumPy memory that the plan keeps.
+belongs to the executor, and its plans share it; workspace on the host is NumPy memory that the plan owns.
 """
 
 from __future__ import annotations
@@ -35,29 +35,29 @@ __all__ = ["FLAG_BYTES", "LETTERS", "HostNumbers", "SolverPlan", "Steps", "cuda_
 LETTERS = {F32: "S", F64: "D", C64: "C", C128: "Z"}
 REALS = {F32: F32, F64: F64, C64: F32, C128: F64}
 ALIGNMENT = 256  # bytes
-FLAG_BYTES = 4  # bytes, of a status, too
-HOST_MEMORY = -1  # operand of pointers to host memory: their offset is the address, the last address of a plan is 0
+FLAG_BYTES = 4  # bytes of a flag or a status
+HOST_MEMORY = -1  # the operand of host pointers: the offset is the address, because the last address of a plan is 0
 
 
 def real_of(dtype: Dtype) -> Dtype:
-    """The dtype of eigenvalues and singular values of a matrix of a dtype."""
+    """The dtype of eigenvalues and singular values for matrices of a dtype."""
     return REALS[dtype]
 
 
 def cuda_type(dtype: Dtype) -> dn.cudaDataType_t:
-    """A dtype as the 64-bit interface takes it."""
+    """A dtype as the enum of the 64-bit interface."""
     return dn.cudaDataType_t(dtype.cuda)
 
 
 class PlanStep(Protocol):
-    """A part of a plan."""
+    """One step of a plan."""
 
     def enqueue(self, addresses: Sequence[Any]) -> None:
-        """Enqueue it, for these addresses."""
+        """Enqueue the step with these addresses."""
 
 
 class HostNumbers:
-    """A number for each matrix in host memory, written by a routine before it returns."""
+    """One number per matrix in host memory, written by a routine before it returns."""
 
     __slots__ = ("array", "pointer")
 
@@ -67,7 +67,7 @@ class HostNumbers:
 
 
 class Call:
-    """A call of a library for each matrix of a batch; pointers among its arguments become addresses."""
+    """A library call for each matrix of a batch; pointers among its arguments become addresses."""
 
     __slots__ = ("_count", "_executor", "_function", "_handle", "_kept_alive", "_ready", "_slots")
 
@@ -91,13 +91,13 @@ class Call:
         self._slots, self._ready = slots, tuple(ready)
 
     def enqueue(self, addresses: Sequence[Any]) -> None:
-        """Call it for each matrix."""
+        """Call the routine for each matrix."""
         for number in range(self._count):
             for slot, pointer in self._slots:
                 slot.value = addresses[pointer.operand] + pointer.offset + number * pointer.batch_stride
             status = self._function.unchecked(self._handle.follow(), *self._ready)
             if status:
-                self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
+                self._executor.stream.done()  # raises DeviceFault if the device is lost
                 raise self._function.error(status)
 
 
@@ -110,13 +110,13 @@ class FillZeros:
         self._executor, self._pointer, self._nbytes = executor, pointer, nbytes
 
     def enqueue(self, addresses: Sequence[Any]) -> None:
-        """Set them."""
+        """Enqueue the memset."""
         at = addresses[self._pointer.operand] + self._pointer.offset
         driver.cuMemsetD8Async(at, 0, self._nbytes, self._executor.target.value)
 
 
 class SynchronizeStream:
-    """The host waits for what is enqueued, before a routine that reads the device's memory beside the stream."""
+    """The host waits for the stream, before a routine that reads device memory without using the stream."""
 
     __slots__ = ("_executor",)
 
@@ -124,13 +124,13 @@ class SynchronizeStream:
         self._executor = executor
 
     def enqueue(self, addresses: Sequence[Any]) -> None:
-        """Wait; it needs no address."""
+        """Wait; no address is needed."""
         del addresses
         driver.cuStreamSynchronize(self._executor.target.value)
 
 
 class ConditionalSteps:
-    """Steps that are taken only if a routine has written a certain number, or any but 0, into host memory."""
+    """Steps that run only if a routine has written a given number, or any number but 0, into host memory."""
 
     __slots__ = ("_number", "_numbers", "_steps")
 
@@ -138,15 +138,15 @@ class ConditionalSteps:
         self._numbers, self._number, self._steps = numbers, number, steps
 
     def enqueue(self, addresses: Sequence[Any]) -> None:
-        """Take the steps if such a number is there now; the routine has returned, and has waited for the GPU itself."""
-        found = self._numbers.array if self._number is None else self._numbers.array == self._number
-        if found.any():
+        """Run the steps if such a number is there now; the routine has returned, and has already waited for the GPU."""
+        matches = self._numbers.array if self._number is None else self._numbers.array == self._number
+        if matches.any():
             for step in self._steps:
                 step.enqueue(addresses)
 
 
 class UploadNumbers:
-    """Copy numbers that routines have written into host memory to the device."""
+    """Copy numbers from host memory, written by routines, to the device."""
 
     __slots__ = ("_executor", "_numbers", "_pointer")
 
@@ -154,13 +154,13 @@ class UploadNumbers:
         self._executor, self._numbers, self._pointer = executor, numbers, pointer
 
     def enqueue(self, addresses: Sequence[Any]) -> None:
-        """Copy them; memory that is not page-locked is read before the call returns."""
+        """Enqueue the copy; pageable memory is read before the call returns."""
         at, array = addresses[self._pointer.operand] + self._pointer.offset, self._numbers.array
         driver.cuMemcpyHtoDAsync(at, array.ctypes.data, array.nbytes, self._executor.target.value)
 
 
 class SolverPlan(Plan):
-    """Steps one after another."""
+    """A sequence of steps."""
 
     __slots__ = ("_executor", "_kept_alive", "_steps")
 
@@ -174,7 +174,8 @@ class SolverPlan(Plan):
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         for storage in self._kept_alive:
             if storage is not None and storage.owner is not self._executor.stream:
-                # Made while the caller captured the executor's stream, on another one, which was waited for since.
+                # Created on another stream while the caller captured the executor's stream; that stream was
+                # synchronized since.
                 storage.owner = storage.writer = self._executor.stream
         addresses = (*arguments, *(0 if storage is None else storage.base for storage in self._kept_alive), 0)
         for step in self._steps:
@@ -182,7 +183,7 @@ class SolverPlan(Plan):
 
 
 class IdlePlan(SolverPlan):
-    """Steps without a routine, as of a matrix without elements: they are not worth a graph of ours."""
+    """Steps without a routine, as for a matrix without elements: a CUDA graph is not worthwhile for them."""
 
     __slots__ = ()
     is_bare = True
@@ -191,7 +192,7 @@ class IdlePlan(SolverPlan):
 class Steps:
     """Builds a plan: scratch memory, copies and calls over the matrices of a batch.
 
-    `operands` is the number of addresses of a request; those of scratch memory and workspace follow them.
+    `operands` is the number of addresses of a request; the addresses of scratch memory and workspace follow them.
     """
 
     def __init__(self, executor: CudaExecutor, row: Row, operands: int, batch: int) -> None:
@@ -203,7 +204,7 @@ class Steps:
 
     # -- memory -------------------------------------------------------------------------------------------------------
     def scratch(self, nbytes: int) -> OperandPointer:
-        """Scratch memory of `nbytes` for each matrix of the batch, one after another."""
+        """Scratch memory of `nbytes` for each matrix of the batch, contiguous."""
         pointer = OperandPointer(self._scratch, self._scratch_bytes, nbytes)
         self._scratch_bytes += -(-nbytes * self.batch // ALIGNMENT) * ALIGNMENT
         return pointer
@@ -213,11 +214,11 @@ class Steps:
         return Matrix(self.scratch(rows * cols * dtype.itemsize), dtype, rows, cols, 1, max(1, rows))
 
     def ignored_info(self) -> OperandPointer:
-        """Memory for a status that nobody reads: it only says that the arguments are valid."""
+        """Memory for a status that is not read: it only reports whether the arguments are valid."""
         return self.scratch(4)._replace(batch_stride=0)
 
     def work(self, nbytes: int) -> OperandPointer:
-        """Workspace on the device, which all calls share."""
+        """Workspace on the device, shared by all calls."""
         self._work_bytes = max(self._work_bytes, nbytes)
         return OperandPointer(self._work)
 
@@ -239,7 +240,7 @@ class Steps:
                 self._steps.append(FillNanWhere(self.executor, info, result, self.batch))
 
     def flag_nonfinite(self, *matrices: Matrix) -> OperandPointer:
-        """A flag for each matrix of the batch: 1 if it, or its counterpart of another argument, is not finite."""
+        """A flag for each matrix of the batch: 1 if it, or the matching matrix of another argument, is not finite."""
         flags = self.scratch(FLAG_BYTES)
         self.fill_zeros(flags, FLAG_BYTES * self.batch)
         for matrix in matrices:
@@ -248,12 +249,12 @@ class Steps:
         return flags
 
     def wait(self) -> None:
-        """Have the host wait for the steps before."""
+        """Make the host wait for the previous steps."""
         self._steps.append(SynchronizeStream(self.executor))
 
     @contextmanager
     def only_where(self, numbers: HostNumbers, number: int | None = None) -> Iterator[None]:
-        """Steps that are added within are taken only if one of these is `number` by then; None stands for any but 0."""
+        """Steps that are added in this context run only if one of the numbers is `number` by then, or not 0 if None."""
         before, self._steps = self._steps, []
         try:
             yield
@@ -262,11 +263,11 @@ class Steps:
             self._steps = before
 
     def append(self, step: PlanStep) -> None:
-        """Add a step of the caller's."""
+        """Add a step that the caller has created."""
         self._steps.append(step)
 
     def upload(self, numbers: HostNumbers, pointer: OperandPointer) -> None:
-        """Copy numbers that routines have written into host memory to the device."""
+        """Copy numbers from host memory, written by routines, to the device."""
         self._steps.append(UploadNumbers(self.executor, numbers, pointer))
 
     def fill_zeros(self, pointer: OperandPointer, nbytes: int) -> None:
@@ -275,7 +276,7 @@ class Steps:
             self._steps.append(FillZeros(self.executor, pointer, nbytes))
 
     def pointers(self, matrix: Matrix) -> OperandPointer:
-        """The list of the addresses of a batch."""
+        """The array of the addresses of a batch."""
         pointer = self.scratch(8)._replace(batch_stride=0)
         self._steps.append(PointerList(self.executor, matrix, pointer, self.batch))
         return pointer
@@ -289,8 +290,8 @@ class Steps:
             self._steps.append(BatchKernelStep(self.executor, name, dtype, self.batch, blocks, arguments, source))
 
     def blas(self, name: str, dtype: Dtype, *arguments: Any) -> None:
-        """Call a routine of cuBLAS once; pointers become addresses, and floats numbers of the dtype."""
-        given = tuple(
+        """Call a cuBLAS routine once; pointers become addresses, and floats become numbers of the dtype."""
+        values = tuple(
             Operand(one.operand, one.offset)
             if isinstance(one, OperandPointer)
             else Constant(one, dtype)
@@ -298,7 +299,7 @@ class Steps:
             else one
             for one in arguments
         )
-        step: Any = CallStep(self.executor, Routine(name, dtype, given))  # which takes any arguments of a run
+        step: Any = CallStep(self.executor, Routine(name, dtype, values))  # Any: it accepts any arguments of a run
         self._steps.append(step)
 
     def call(self, name: str, *arguments: Any, count: int | None = None) -> None:
@@ -320,9 +321,9 @@ class Steps:
         count: int | None = None,
         params: bool = True,
     ) -> None:
-        """Call a routine of the 64-bit interface, whose workspace sizes are queried now; `trailing` follow its info.
+        """Call a 64-bit routine whose workspace sizes are queried now; `trailing` arguments follow its info.
 
-        The query does not take the argument `not_in_query`. Few routines have no `params`.
+        The query omits the argument `not_in_query`. Few routines have no `params`.
         """
         first = (self.handle.params,) if params else ()
         device, host = ctypes.c_size_t(), ctypes.c_size_t()
@@ -347,7 +348,7 @@ class Steps:
     ) -> None:
         """Call a routine of the 32-bit interface; its workspace, counted in elements, comes before its info.
 
-        The query takes the same arguments, or `query_arguments`, and those of `trailing` that are not None.
+        The query has the same arguments, or `query_arguments`, and those of `trailing` that are not None.
         """
         size = ctypes.c_int32()
         ask = getattr(dn, f"{name}_bufferSize")
@@ -364,14 +365,14 @@ class Steps:
     def call_refined(
         self, name: str, params: Any, infos: Any, extents: Sequence[int], *arguments: Any, trailing: Sequence[Any]
     ) -> None:
-        """Call a routine of iterative refinement; its workspace size, in bytes, depends on its choices and extents."""
+        """Call an iterative refinement routine; its workspace size, in bytes, depends on its settings and extents."""
         size = ctypes.c_size_t()
         ask = getattr(dn, f"{name}_bufferSize")
         ask(self.handle.follow(), params.handle, *extents, ctypes.byref(size))
         self.call(name, params, infos, *extents, *arguments, self.work(size.value), size.value, *trailing)
 
     def _query_argument(self, argument: Any) -> Any:
-        """An argument as the workspace query takes it: pointers become some memory of the device."""
+        """An argument for the workspace query: pointers become some device memory."""
         if isinstance(argument, OperandPointer):
             return self.executor.workspace.c_ptr
         if isinstance(argument, HostNumbers):
@@ -381,7 +382,7 @@ class Steps:
         return getattr(argument, "handle", argument)
 
     def plan(self, *, capture_safe: bool, idle: bool = False) -> SolverPlan:
-        """The plan of all these steps; `idle` if no routine is among them."""
+        """The plan of all these steps; `idle` if none of them is a routine."""
         keep = (
             self.handle.memory(self.executor, "scratch", self._scratch_bytes),
             self.handle.memory(self.executor, "work", self._work_bytes),

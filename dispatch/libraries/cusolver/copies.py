@@ -1,7 +1,8 @@
-"""Kernels of this library that copy matrices on the device: to other strides, one triangle, the conjugate.
+"""Kernels of this library that copy matrices on the device: with new strides, one triangle, or the conjugate.
 
 LAPACK's routines are column-major and overwrite their operands: plans copy operands into memory that a routine may
-overwrite, and results out of it. NVRTC compiles the kernel for the GPU at hand. This file knows no request.
+overwrite, and results out of it. NVRTC compiles the kernel for the current GPU. This module does not depend on
+requests.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ __all__ = [
 ]
 
 TILE, LINES = 32, 8
-REALS = {1: "signed char", 2: "short", 4: "float", 8: "double"}  # by their bytes
-BLOCKS_PER_MATRIX = 256  # for each matrix: nearly always they have nothing to do
-MOST_BLOCKS = 65535  # along the second and the third axis of a grid
+REALS = {1: "signed char", 2: "short", 4: "float", 8: "double"}  # by size in bytes
+BLOCKS_PER_MATRIX = 256  # blocks per matrix; they rarely have work
+MOST_BLOCKS = 65535  # limit of the y and z dimensions of a grid
 
-# A tile is read along the direction that is dense in the source and written along the one that is in the target.
+# A tile is read along the dense direction of the source and written along the dense direction of the target.
 SOURCE = r"""
 #define NAN __int_as_float(0x7fffffff)
 typedef long long Int;
@@ -113,19 +114,19 @@ extern "C" __global__ void list_pointers(char* first, Int step, Int count, char*
 
 
 class CopyMode(IntEnum):
-    """Which elements are copied; the others become 0 and are not read."""
+    """The elements that are copied; the others become 0 and are not read."""
 
     ALL = 0
     LOWER = 1
     UPPER = 2
-    IDENTITY = 3  # ones on the diagonal; no source is read
-    ZERO = 4  # no source is read
-    STRICT_UPPER = 5  # of this and of the next the other elements of the target stay as they are
+    IDENTITY = 3  # ones on the diagonal; the source is not read
+    ZERO = 4  # the source is not read
+    STRICT_UPPER = 5  # here and in the next mode the other elements of the target are unchanged
     STRICT_LOWER = 6
 
 
 def options(dtype: Dtype) -> tuple[str, ...]:
-    """NVRTC's options for elements of a dtype; of those that are only copied the size counts."""
+    """NVRTC's options for elements of a dtype; elements that are only copied are selected by size."""
     parts = 2 if dtype.is_complex else 1
     real = REALS[dtype.itemsize // parts]
     return "-std=c++17", f"-DREAL={real}", f"-DPARTS={parts}"
@@ -137,7 +138,7 @@ def kernel_of(name: str, dtype: Dtype, source: str = SOURCE) -> tuple[str, str, 
 
 
 class Copy(KernelStep):
-    """A copy of a matrix, or of a batch of them, as a step of a plan; source and target may be one matrix."""
+    """A plan step that copies a matrix, or a batch of them; source and target may be the same matrix."""
 
     __slots__ = ()
 
@@ -146,32 +147,32 @@ class Copy(KernelStep):
     ) -> None:
         rows, cols = source.rows, source.cols
         strides = (Strides.of(source), Strides.of(target))
-        given = (source.pointer, target.pointer, rows, cols, batch, *strides, mode, ctypes.c_int(conj))
+        arguments = (source.pointer, target.pointer, rows, cols, batch, *strides, mode, ctypes.c_int(conj))
         grid = (-(-rows // TILE), min(-(-cols // TILE), MOST_BLOCKS), min(batch, MOST_BLOCKS))
-        super().__init__(executor, kernel_of("copy_matrix", source.dtype), grid, (TILE, LINES), given)
+        super().__init__(executor, kernel_of("copy_matrix", source.dtype), grid, (TILE, LINES), arguments)
 
 
 class FillNanWhere(KernelStep):
-    """Set the results of matrices whose status is not 0 to NaN, as a step of a plan; statuses are on the device."""
+    """A plan step that sets the results of matrices whose status is not 0 to NaN; statuses are on the device."""
 
     __slots__ = ()
 
     def __init__(self, executor: CudaExecutor, info: OperandPointer, target: Matrix, batch: int) -> None:
-        given = (info, target.pointer, target.rows, target.cols, batch, Strides.of(target))
+        arguments = (info, target.pointer, target.rows, target.cols, batch, Strides.of(target))
         super().__init__(
-            executor, kernel_of("fill_nan_where", target.dtype), _grid(target, batch), (TILE * LINES,), given
+            executor, kernel_of("fill_nan_where", target.dtype), _grid(target, batch), (TILE * LINES,), arguments
         )
 
 
 class FlagNonfinite(KernelStep):
-    """The flags, an i32 each, of matrices that have NaN or infinities become 1, as a step of a plan."""
+    """A plan step that sets the flags, an i32 each, of matrices with NaN or infinities to 1."""
 
     __slots__ = ()
 
     def __init__(self, executor: CudaExecutor, source: Matrix, flags: OperandPointer, batch: int) -> None:
-        given = (source.pointer, flags, source.rows, source.cols, batch, Strides.of(source))
+        arguments = (source.pointer, flags, source.rows, source.cols, batch, Strides.of(source))
         kernel = kernel_of("flag_nonfinite", source.dtype)
-        super().__init__(executor, kernel, _grid(source, batch), (TILE * LINES,), given)
+        super().__init__(executor, kernel, _grid(source, batch), (TILE * LINES,), arguments)
 
 
 def _grid(matrix: Matrix, batch: int) -> tuple[int, int]:
@@ -179,10 +180,10 @@ def _grid(matrix: Matrix, batch: int) -> tuple[int, int]:
 
 
 class PointerList(KernelStep):
-    """The list of the addresses of a batch of matrices in device memory, as a step of a plan."""
+    """A plan step that writes the array of the addresses of a batch of matrices to device memory."""
 
     __slots__ = ()
 
     def __init__(self, executor: CudaExecutor, matrix: Matrix, target: OperandPointer, batch: int) -> None:
-        given, grid = (matrix.pointer, matrix.pointer.batch_stride, batch, target), (-(-batch // (TILE * LINES)),)
-        super().__init__(executor, kernel_of("list_pointers", matrix.dtype), grid, (TILE * LINES,), given)
+        arguments, grid = (matrix.pointer, matrix.pointer.batch_stride, batch, target), (-(-batch // (TILE * LINES)),)
+        super().__init__(executor, kernel_of("list_pointers", matrix.dtype), grid, (TILE * LINES,), arguments)

@@ -1,14 +1,14 @@
-"""Kernels between the products of a matrix exponential: what is scaled, summed and kept. They know no request.
+"""Kernels between the products of a matrix exponential: scaling, sums and selection. They do not depend on requests.
 
-Each has its batch first, as those of reductions.py, and stands in no order with its other blocks. Matrices that are
-given without strides are dense, n columns of n.
+The first argument of each is the batch, as in reductions.py, and blocks are independent of each other. Matrices without
+stride arguments are dense, n columns of n.
 """
 
 from __future__ import annotations
 
 __all__ = ["NOT_FINITE", "SINGULAR", "SOURCE", "TOO_LARGE"]
 
-# What a status above 0 says; of a U with an exact 0 on its diagonal it is SINGULAR and the place, counted from 1.
+# The meanings of a status above 0; for an exact 0 on U's diagonal it is SINGULAR plus the index, counted from 1.
 TOO_LARGE, NOT_FINITE, SINGULAR = 1, 2, 2
 
 SOURCE = r"""

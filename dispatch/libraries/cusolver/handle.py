@@ -1,4 +1,4 @@
-"""The cuSOLVER handle of an executor, with the memory that plans share, and choices of routines."""
+"""The cuSOLVER handle of an executor, with the memory that plans share, and settings of routines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Handle", "Settings", "handle_of"]
 
 
 class Settings:
-    """Choices of a routine in host memory, destroyed with this object: `cusolverDnParams_t`, or those of Jacobi's."""
+    """Settings of a routine in host memory, destroyed with this object: `cusolverDnParams_t`, or Jacobi's."""
 
     __slots__ = ("_destroy", "handle")
 
@@ -31,7 +31,7 @@ class Settings:
         getattr(dn, create)(ctypes.byref(self.handle))
 
     def set(self, function: str, value: float) -> None:
-        """Make a choice, by the library's function for it."""
+        """Change a setting, with the library's function for it."""
         getattr(dn, function)(self.handle, value)
 
     @finalizer
@@ -42,7 +42,7 @@ class Settings:
 
 
 class Handle(StreamHandle):
-    """A `cusolverDnHandle_t` on the stream of one executor, and the choices of the 64-bit interface: none are made."""
+    """A `cusolverDnHandle_t` on the stream of one executor, and the default settings of the 64-bit interface."""
 
     __slots__ = ("params",)
 
@@ -67,7 +67,7 @@ class Handle(StreamHandle):
         dn.cusolverDnSetStream(c_handle, dn.cudaStream_t(stream))
 
     def memory(self, executor: CudaExecutor, purpose: str, nbytes: int) -> Storage | None:
-        """So many bytes for a purpose, shared by the executor's plans, which run one after the other; None for none."""
+        """`nbytes` for a purpose, shared by the executor's plans, which run one after the other; None for 0 bytes."""
         return shared(executor, nbytes, f"{self.name} {purpose}")
 
 

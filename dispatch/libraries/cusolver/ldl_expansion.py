@@ -1,11 +1,11 @@
-"""Kernels over what LAPACK packs of L·D·Lᴴ: L, D and the order of rows, and where D is singular."""
+"""Kernels over LAPACK's packed L·D·Lᴴ: they extract L, D and the row order, and find singular blocks of D."""
 
 from __future__ import annotations
 
 __all__ = ["SOURCE"]
 
-# A block of threads makes a column. What is eliminated last was exchanged last: a column takes part in the exchanges of
-# its own block of D and of those that were eliminated before.
+# A block of threads computes a column. The last eliminated block of D was exchanged last: a column takes part in the
+# exchanges of its own block of D and of those that were eliminated before.
 SOURCE = r"""
 typedef long long Int;
 struct __align__(sizeof(REAL) * PARTS) Element { REAL part[PARTS]; };

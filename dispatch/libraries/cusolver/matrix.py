@@ -1,6 +1,6 @@
-"""Matrices as LAPACK's routines take them: a pointer, extents and strides, also of each matrix of a batch.
+"""Matrices as LAPACK arguments: a pointer, extents and strides, including the stride of a batch.
 
-Pure arithmetic over layouts; nothing here calls a library.
+Pure arithmetic over layouts; no library is called here.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ Shape = tuple[int, ...]
 
 
 class OperandPointer(NamedTuple):
-    """A pointer into an operand of a plan, which becomes an address at each run.
+    """A pointer into an operand of a plan; each run computes its address.
 
     Attributes:
         operand: the operand's index in the addresses of a run.
         offset: bytes from the operand's address.
-        batch_stride: bytes from here to the same place of the next matrix of a batch.
+        batch_stride: bytes from here to the same element of the next matrix of a batch.
     """
 
     operand: int
@@ -41,18 +41,18 @@ class Matrix(NamedTuple):
     col_stride: int
 
     @property
-    def mT(self) -> Matrix:  # as arrays have it
+    def mT(self) -> Matrix:  # the name that arrays use
         """The transposed matrix, in the same memory."""
         return self._replace(rows=self.cols, cols=self.rows, row_stride=self.col_stride, col_stride=self.row_stride)
 
     @property
     def is_column_major(self) -> bool:
-        """Whether a routine can take it: each column is dense, and the next one follows it."""
+        """Whether a LAPACK routine supports it: each column is dense, and the columns do not overlap."""
         return (self.row_stride == 1 or self.rows == 1) and (self.cols == 1 or self.col_stride >= max(1, self.rows))
 
     @property
     def ld(self) -> int:
-        """The leading dimension of a matrix that is column-major."""
+        """The leading dimension of a column-major matrix."""
         return max(1, self.rows) if self.cols == 1 else self.col_stride
 
     def first_columns(self, count: int) -> Matrix:
@@ -65,7 +65,7 @@ class Matrix(NamedTuple):
 
 
 def count_of(shape: Shape) -> int:
-    """How many matrices some leading axes hold."""
+    """The number of matrices along some leading axes."""
     count = 1
     for extent in shape:
         count *= extent
@@ -73,7 +73,7 @@ def count_of(shape: Shape) -> int:
 
 
 def batch_step(shape: Shape, strides: Shape) -> int | None:
-    """The elements from one matrix of some leading axes to the next; None where it is not the same everywhere."""
+    """The distance in elements between matrices along some leading axes; None if it is not constant."""
     step: int | None = None
     reach = 0
     for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
@@ -88,7 +88,7 @@ def batch_step(shape: Shape, strides: Shape) -> int | None:
 
 
 def matrix_of(layout: Layout, operand: int, *, vector: bool = False) -> Matrix:
-    """An operand as a matrix; its last axis as the one column of a matrix, if it is a `vector`."""
+    """An operand as a matrix; for a `vector` the last axis becomes the only column."""
     shape, strides = layout.shape, layout.strides
     if vector:
         shape, strides = (*shape, 1), (*strides, max(1, layout.shape[-1]))

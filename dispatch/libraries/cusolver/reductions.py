@@ -1,7 +1,7 @@
 """Small kernels over matrices and vectors that stay on the device: determinants, norms, reciprocals, statuses.
 
-Each has its batch first, and 256 threads a block; sums are in double precision, in an order that never changes. NVRTC
-compiles them for the GPU at hand. This file knows no request.
+The first argument of each is the batch, and a block has 256 threads; sums are in double precision, always in the same
+order. NVRTC compiles them for the current GPU. This module does not depend on requests.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ extern "C" __global__ void first_zero(Int batch, const Element* source, Strides 
 
 
 class Reduce(IntEnum):
-    """What becomes of the magnitudes of a column."""
+    """The reduction of the magnitudes of a column."""
 
     SUM = 0
     ROOT = 1
@@ -196,7 +196,7 @@ class Reduce(IntEnum):
 
 
 class BatchKernelStep(KernelStep):
-    """A kernel of these, or of another source that takes its batch first, as a step of a plan."""
+    """A plan step of one of these kernels, or of a kernel of another source whose first argument is the batch."""
 
     __slots__ = ()
 

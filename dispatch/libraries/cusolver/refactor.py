@@ -1,7 +1,7 @@
-"""cuSOLVER's refactorization: the factors of matrices of one pattern, whose order and fill the host has found.
+"""cuSOLVER's refactorization: the factors of matrices of one pattern, with an ordering and fill-in found on the host.
 
-It has no stream: its calls run on the null stream, so that who calls waits before and behind. NVIDIA has deprecated it
-for cuDSS. Follows https://docs.nvidia.com/cuda/cusolver/#cusolverrf-refactorization.
+It has no stream: its calls run on the null stream, so callers must wait before and after. NVIDIA has deprecated it in
+favour of cuDSS. Follows https://docs.nvidia.com/cuda/cusolver/#cusolverrf-refactorization.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ZERO_PIVOT = int(cusolver_types.cusolverStatus_t.CUSOLVER_STATUS_ZERO_PIVOT)
 
 
 def at(address: int) -> ctypes.c_void_p:
-    """An address as the library takes it."""
+    """An address as an argument of the library."""
     return ctypes.c_void_p(address)
 
 
@@ -35,12 +35,12 @@ class Pattern(NamedTuple):
 
     @property
     def given(self) -> tuple[Any, ...]:
-        """How many elements there are, and where the parts are, as the library takes them."""
+        """The number of elements and the addresses of the parts, as arguments of the library."""
         return len(self.values), *(at(part.ctypes.data) for part in self)
 
 
 class Refactorization:
-    """A `cusolverRfHandle_t`: L·U = A[p][:, q] of a pattern, L without its diagonal of ones."""
+    """A `cusolverRfHandle_t`: L·U = A[p][:, q] of a pattern, L without its unit diagonal."""
 
     __slots__ = ("_executor", "_held", "_n")
 
@@ -57,7 +57,7 @@ class Refactorization:
         self._check(cusolverRf.cusolverRfAnalyze, handle)
 
     def refactor(self, nnz: int, rows: int, columns: int, values: int, p: int, q: int) -> bool:
-        """Factorize the values at these addresses; False where a pivot is 0, in the order that there is."""
+        """Factorize the values at these addresses; False if a pivot is 0 in the fixed ordering."""
         addresses = map(at, (rows, columns, values, p, q))
         self._check(cusolverRf.cusolverRfResetValues, self._n, nnz, *addresses, self._held.c)
         function: Any = cusolverRf.cusolverRfRefactor
@@ -76,5 +76,5 @@ class Refactorization:
             self._failed(function, status)
 
     def _failed(self, function: Any, status: int) -> None:
-        self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
+        self._executor.stream.done()  # raises DeviceFault if the device is lost
         raise function.error(status)

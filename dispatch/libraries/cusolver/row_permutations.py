@@ -1,8 +1,8 @@
 """Row interchanges of LU: pivots as a permutation of rows, and copies of matrices with permuted rows.
 
-LAPACK's pivots are interchanges, which `getrs` carries out one by one. Here a kernel turns them into a permutation
-once, and the copy that is made anyway permutes the rows. NVRTC compiles the kernels for the GPU at hand. This
-file knows no request.
+LAPACK's pivots are interchanges, which `getrs` performs one by one. Here a kernel converts them to a permutation once,
+and the copy that is needed anyway permutes the rows. NVRTC compiles the kernels for the current GPU. This module does
+not depend on requests.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 __all__ = ["MOST_SHARED", "SOURCE", "PermutationFromPivots", "PermuteMode", "PermuteRows"]
 
 THREADS = 256
-MOST_SHARED = 8192  # rows whose numbers are in the memory that a block of threads shares
+MOST_SHARED = 8192  # up to this many rows the row numbers are in the shared memory of a block
 
-# Row i was exchanged with row pivots[i] - 1, which is no earlier one, for i = 0, 1, … What ends in row i was in row
-# pivots[i] - 1 before the exchange i, and came there by the last exchange j before i with the same pivot, if there is
-# one: from row j, into which it came by the last exchange before j whose pivot is j, and so on. `latest[j]` is that
-# exchange, or -1. No exchange is on the way of two rows, so that all ways together have n steps at most. A warp looks
-# at 32 pivots at a time; a pivot that is none is taken for no exchange.
+# Row i was exchanged with row pivots[i] - 1, which is not an earlier one, for i = 0, 1, … The row that ends at i was at
+# pivots[i] - 1 before exchange i. It came there by the last exchange j before i with the same pivot, if there is one:
+# from row j, which it reached by the last exchange before j whose pivot is j, and so on. `latest[j]` is that exchange,
+# or -1. No exchange is on the paths of two rows, so all paths together have at most n steps. A warp reads 32 pivots at
+# a time; an invalid pivot counts as no exchange.
 SOURCE = r"""
 typedef long long Int;
 struct __align__(sizeof(REAL) * PARTS) Element { REAL part[PARTS]; };
@@ -119,17 +119,17 @@ extern "C" __global__ void permute_rows(
 
 
 class PermuteMode(IntEnum):
-    """Which rows a copy has: permuted, permuted back, or those of the permuted identity."""
+    """The rows of a copy: permuted, permuted back, or those of the permuted identity."""
 
     GATHER = 0
     SCATTER = 1
-    IDENTITY = 2  # no source is read
+    IDENTITY = 2  # the source is not read
 
 
 class PermutationFromPivots(KernelStep):
-    """The permutation of rows that pivots stand for, as a step of a plan: i32 from i64 that count from 1, dense.
+    """A plan step that converts pivots to a permutation of rows: i32 from i64 that count from 1, dense.
 
-    `scratch` has as many i32, for matrices of more than `MOST_SHARED` rows.
+    `scratch` has the same number of i32, for matrices of more than `MOST_SHARED` rows.
     """
 
     __slots__ = ()
@@ -143,13 +143,13 @@ class PermutationFromPivots(KernelStep):
         like: Matrix,
         batch: int,
     ) -> None:
-        given = (pivots, order, order if scratch is None else scratch, like.rows, batch)
+        arguments = (pivots, order, order if scratch is None else scratch, like.rows, batch)
         kernel = kernel_of("permutation_from_pivots", like.dtype, SOURCE)
-        super().__init__(executor, kernel, (min(batch, MOST_BLOCKS),), (THREADS,), given)
+        super().__init__(executor, kernel, (min(batch, MOST_BLOCKS),), (THREADS,), arguments)
 
 
 class PermuteRows(KernelStep):
-    """A copy of a matrix, or of a batch of them, with its rows permuted, to memory that does not overlap its own."""
+    """A copy of a matrix, or of a batch, with permuted rows; source and target must not overlap."""
 
     __slots__ = ()
 
@@ -164,6 +164,6 @@ class PermuteRows(KernelStep):
     ) -> None:
         rows, cols = target.rows, target.cols
         strides = (Strides.of(source), Strides.of(target))
-        given = (source.pointer, target.pointer, order, rows, cols, batch, *strides, kind)
+        arguments = (source.pointer, target.pointer, order, rows, cols, batch, *strides, kind)
         grid = (-(-rows // TILE), min(-(-cols // TILE), MOST_BLOCKS), min(batch, MOST_BLOCKS))
-        super().__init__(executor, kernel_of("permute_rows", target.dtype, SOURCE), grid, (TILE, LINES), given)
+        super().__init__(executor, kernel_of("permute_rows", target.dtype, SOURCE), grid, (TILE, LINES), arguments)

@@ -1,6 +1,6 @@
-"""cuSOLVER's solves with sparse matrices: its handle, and calls that factorize, solve for one vector and wait.
+"""cuSOLVER's solvers for sparse matrices: the handle, and calls that factorize, solve for one vector and wait.
 
-NVIDIA has deprecated them for cuDSS. Follows https://docs.nvidia.com/cuda/cusolver/#cusolversp-t-csrlsvqr.
+NVIDIA has deprecated them in favour of cuDSS. Follows https://docs.nvidia.com/cuda/cusolver/#cusolversp-t-csrlsvqr.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Handle", "SparseSolve", "handle_of"]
 
-REORDER = 1  # symrcm, for less to be filled in
+REORDER = 1  # symrcm, which reduces fill-in
 
 
 class Handle(StreamHandle):
@@ -47,7 +47,7 @@ handle_of = Handle.of
 
 
 class SparseSolve:
-    """A solve by `csrlsvqr` or `csrlsvchol`, whose matrix has both of its triangles and indices of 32 bits."""
+    """A solve by `csrlsvqr` or `csrlsvchol`, for a matrix with both triangles and 32-bit indices."""
 
     __slots__ = ("_descriptor", "_executor", "_name", "_sizes")
 
@@ -58,7 +58,7 @@ class SparseSolve:
         cusparse.cusparseSetMatIndexBase(self._descriptor.c, cusparse.cusparseIndexBase_t(base))
 
     def solve(self, values: Any, rows: Any, columns: Any, b: Any, x: Any) -> int:
-        """Solve at these addresses, and wait: -1, or the row at which the factorization has failed."""
+        """Solve at these addresses, and wait: returns -1, or the row at which the factorization failed."""
         function: Any = getattr(cusolverSp, self._name)
         failed = ctypes.c_int32(-1)
         addresses = [ctypes.c_void_p(one) for one in (values, rows, columns, b)]
@@ -66,6 +66,6 @@ class SparseSolve:
         handle = handle_of(self._executor).follow()
         status = function.unchecked(handle, *self._sizes, self._descriptor.c, *addresses, *choices)
         if status:
-            self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
+            self._executor.stream.done()  # raises DeviceFault if the device is lost
             raise function.error(status)
         return failed.value

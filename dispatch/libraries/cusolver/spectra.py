@@ -1,6 +1,6 @@
-"""What becomes of spectra behind a routine, by kernels of this library: some of the eigenvalues, pairs, statuses.
+"""Kernels that postprocess the results of eigenvalue routines: subsets of eigenvalues, pairs, statuses.
 
-This file knows no request.
+This module does not depend on requests.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ __all__ = [
 ]
 
 THREADS = 256
-MOST_BLOCKS = 65535  # along the second axis of a grid
-BLOCKS = 256  # for each matrix
+MOST_BLOCKS = 65535  # limit of the y dimension of a grid
+BLOCKS = 256  # blocks per matrix
 
 SPECTRA = r"""
 #define NAN __int_as_float(0x7fffffff)
@@ -153,7 +153,7 @@ extern "C" __global__ void convert_sygvj_status(int* info, Int n, Int batch)
 
 
 class SpectrumStep(KernelStep):
-    """A step of one kernel, whose first arguments are addresses."""
+    """A step of one kernel; its first arguments are addresses."""
 
     __slots__ = ()
     kernel: str
@@ -165,7 +165,7 @@ class SpectrumStep(KernelStep):
 
 
 class FillNanAfterFound(SpectrumStep):
-    """The columns of a matrix behind those that were found become NaN; `found` is an i64 for each matrix."""
+    """The columns of a matrix after those that were found become NaN; `found` is an i64 for each matrix."""
 
     kernel = "fill_nan_after_found"
 
@@ -190,7 +190,7 @@ class ComplexVectors(SpectrumStep):
 
 
 class MatchEigenvectors(SpectrumStep):
-    """Eigenvectors of the adjoint in the order of `values`; its eigenvalues, `others`, are destroyed."""
+    """Reorders the eigenvectors of the adjoint to match `values`; its eigenvalues, `others`, are overwritten."""
 
     kernel = "match_eigenvectors"
 
@@ -212,7 +212,7 @@ class MatchEigenvectors(SpectrumStep):
 
 
 class ZeroNonfinite(SpectrumStep):
-    """Matrices that have NaN or infinities become zeros, and their flags, an i32 each, 1; other flags are 0."""
+    """Matrices with NaN or infinities become zeros, and their flags, an i32 each, 1; other flags are 0."""
 
     kernel = "zero_nonfinite"
 
@@ -223,7 +223,7 @@ class ZeroNonfinite(SpectrumStep):
 
 
 class MarkUnconverged(SpectrumStep):
-    """The status becomes 1 where there is a flag."""
+    """The status becomes 1 for matrices with a flag."""
 
     kernel = "mark_unconverged"
 
@@ -234,7 +234,7 @@ class MarkUnconverged(SpectrumStep):
 
 
 class ConvertSygvjStatus(SpectrumStep):
-    """The statuses of `sygvj` become those of `sygvd`: above n where B is not positive definite."""
+    """Converts statuses of `sygvj` to those of `sygvd`: above n if B is not positive definite."""
 
     kernel = "convert_sygvj_status"
 

@@ -1,1 +1,1 @@
-"""cuSPARSE's generic interface: its handle, descriptors that follow a plan's addresses, and sequences of its calls."""
+"""cuSPARSE's generic interface: its handle, descriptors that are updated with a run's addresses, and call sequences."""

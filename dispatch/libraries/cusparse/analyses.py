@@ -1,8 +1,8 @@
-"""Triangular solves: an analysis of the matrix, which is kept where its pattern is fixed, and the solve.
+"""Triangular solves: an analysis of the matrix, which is kept if its pattern is fixed, and the solve.
 
-`cusparseSpSV` and `cusparseSpSM` differ in their names alone. An analysis stores its results in a descriptor and in
-memory of its own, and may store the values, too, so these are passed again in each call. If the indices are at other
-addresses than those of the analysis, the analysis is made anew.
+`cusparseSpSV` and `cusparseSpSM` differ only in their names. An analysis stores its results in a descriptor and in its
+own memory. It may store the values, too, so they are passed again in each call. If the indices are at other addresses
+than those of the analysis, it is repeated.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["Solve"]
 
 
 class Analysis(Held):
-    """A `cusparseSpSVDescr_t` or `cusparseSpSMDescr_t`, and the memory that it works with."""
+    """A `cusparseSpSVDescr_t` or `cusparseSpSMDescr_t`, and its memory."""
 
     __slots__ = ("indices_at", "memory")
 
@@ -38,7 +38,7 @@ class Analysis(Held):
 
 
 class Solve:
-    """A step that solves; `keeps` says whether the pattern is fixed, so that the analysis is kept."""
+    """A step that solves; `keeps` is whether the pattern is fixed, so that the analysis is kept."""
 
     __slots__ = ("_call", "_executor", "_keeps", "_kept", "_matrix", "_name", "_values")
 
@@ -52,7 +52,7 @@ class Solve:
         *,
         keeps: bool,
     ) -> None:
-        """`name` is cusparseSpSV or cusparseSpSM, `values` the place of the matrix's elements among the addresses."""
+        """`name` is cusparseSpSV or cusparseSpSM, `values` the index of the matrix's elements among the addresses."""
         self._executor, self._name, self._matrix, self._values = executor, name, matrix, values
         self._call = Call(executor, name, arguments)
         self._keeps = keeps
@@ -81,12 +81,12 @@ class Solve:
 
     def _analyse(self) -> Analysis:
         self._kept = None
-        made, size = Analysis(self._name), ctypes.c_size_t()
-        self._call.invoke(f"{self._name}_bufferSize", made.c, ctypes.byref(size))
-        made.memory = self._executor.device.allocate(max(1, size.value), self._executor.stream)
-        self._call.invoke(f"{self._name}_analysis", made.c, ctypes.c_void_p(made.memory.base))
-        made.indices_at = self._matrix.indices_at
-        return made
+        analysis, size = Analysis(self._name), ctypes.c_size_t()
+        self._call.invoke(f"{self._name}_bufferSize", analysis.c, ctypes.byref(size))
+        analysis.memory = self._executor.device.allocate(max(1, size.value), self._executor.stream)
+        self._call.invoke(f"{self._name}_analysis", analysis.c, ctypes.c_void_p(analysis.memory.base))
+        analysis.indices_at = self._matrix.indices_at
+        return analysis
 
     def _update(self, found: Analysis, addresses: Sequence[Any]) -> None:
         """Pass the values, which may have changed since the last call."""
@@ -96,5 +96,5 @@ class Solve:
         values = ctypes.c_void_p(addresses[self._values])
         status = function.unchecked(handle_of(self._executor).follow(), found.c, values, general)
         if status:
-            self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
+            self._executor.stream.done()  # raises DeviceFault if the device is lost
             raise function.error(status)

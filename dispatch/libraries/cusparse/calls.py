@@ -1,8 +1,7 @@
-"""Plans of calls of cuSPARSE one after another, with copies between them: all is ready but addresses and factors.
+"""Plans of consecutive calls of cuSPARSE, with copies between them: only addresses and factors change per run.
 
-The ops say which calls. Among the arguments of a call descriptors stand for what they describe, `OperandPointer` for an
-address, `Scalar` and `Constant` for a factor. Workspace that holds nothing between calls is shared by the plans of an
-executor.
+The ops determine the calls. In the arguments of a call a descriptor stands for its operand, `OperandPointer` for an
+address, `Scalar` and `Constant` for a factor. Plans of an executor share workspace that holds nothing between calls.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Call", "CusparsePlan", "DeviceResultCall", "IdlePlan", "PreprocessedCall", "RepeatedCall", "Steps"]
 
-VECTOR = 16  # bytes that a kernel reads at once
-ROUND = 256  # bytes: the parts of workspace begin at multiples of it
+VECTOR = 16  # bytes of the widest load of a kernel
+ROUND = 256  # bytes: the alignment of the parts of workspace
 
 
 class Step(Protocol):
@@ -46,9 +45,9 @@ class Step(Protocol):
 class Call:
     """A call of cuSPARSE whose arguments are set for each run.
 
-    Before the first run addresses are those of the executor's workspace, and factors are 1, for the functions that
-    return the size of workspace read them: cusparseCsr2cscEx2_bufferSize and cusparseSpVV_bufferSize take no null
-    address, and cusparseSpMM_bufferSize returns 0 where alpha is 0.
+    Before the first run the addresses are those of the executor's workspace, and factors are 1, because the functions
+    that return the size of workspace read them: cusparseCsr2cscEx2_bufferSize and cusparseSpVV_bufferSize do not accept
+    a null address, and cusparseSpMM_bufferSize returns 0 if alpha is 0.
     """
 
     __slots__ = ("_descriptors", "_executor", "_handle", "_name", "_numbers", "_slots", "c_arguments")
@@ -71,12 +70,12 @@ class Call:
         if isinstance(argument, (Scalar, Constant)):
             number = HostScalar(argument.dtype)
             number.set(argument.value if isinstance(argument, Constant) else 1)
-            self._numbers.append((number, argument))  # which keeps it
+            self._numbers.append((number, argument))  # keeps it alive
             return number.address
         return argument
 
     def buffer_size(self, ending: str = "_bufferSize") -> int:
-        """The bytes of workspace that it needs, by the function with this ending; Refused if it is not supported."""
+        """The bytes of workspace, from the function with this ending; Refused if the call is not supported."""
         size = ctypes.c_size_t()
         try:
             getattr(cusparse, f"{self._name}{ending}")(self._handle.follow(), *self.c_arguments, ctypes.byref(size))
@@ -87,10 +86,10 @@ class Call:
         return size.value
 
     def set_arguments(self, addresses: Sequence[Any]) -> None:
-        """Set descriptors, addresses and factors to those of a run."""
+        """Set descriptors, addresses and factors for a run."""
         for place, descriptor in self._descriptors:
             descriptor.set_addresses(addresses)
-            self.c_arguments[place] = descriptor.c  # one of BSR may be another
+            self.c_arguments[place] = descriptor.c  # a descriptor for BSR may have been replaced
         for slot, spec in self._slots:
             slot.value = (addresses[spec.operand] + spec.offset) or None
         for number, factor in self._numbers:
@@ -98,11 +97,11 @@ class Call:
                 number.set(addresses[factor.position])
 
     def invoke(self, name: str, *more: Any) -> None:
-        """Call a function with these arguments, followed by others; raises the library's error."""
+        """Call a function with these arguments and `others`; raises the library's error."""
         function: Any = getattr(cusparse, name)
         status = function.unchecked(self._handle.follow(), *self.c_arguments, *more)
         if status:
-            self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
+            self._executor.stream.done()  # raises DeviceFault if the device is lost
             raise function.error(status)
 
     def enqueue(self, addresses: Sequence[Any]) -> None:
@@ -112,7 +111,7 @@ class Call:
 
 
 class RepeatedCall(Call):
-    """`count` calls, one after the other; `strides` has by place how many bytes operands advance from call to call."""
+    """`count` consecutive calls; `strides` maps an argument's place to its operand's advance per call, in bytes."""
 
     __slots__ = ("_count", "_strides")
 
@@ -123,7 +122,7 @@ class RepeatedCall(Call):
         self._count, self._strides = count, dict(strides)
 
     def enqueue(self, addresses: Sequence[Any]) -> None:
-        """Call it for each of them."""
+        """Make all calls."""
         shifted = list(addresses)
         for _ in range(self._count):
             super().enqueue(shifted)
@@ -134,7 +133,7 @@ class RepeatedCall(Call):
 class PreprocessedCall(Call):
     """A call after its own preprocess step, which analyses the pattern in each run.
 
-    The workspace holds the analysis between the two; the next run uses nothing of it.
+    The workspace holds the analysis between the two calls; the next run does not use it.
     """
 
     __slots__ = ()
@@ -147,7 +146,7 @@ class PreprocessedCall(Call):
 
 
 class DeviceResultCall(Call):
-    """A call that writes its result, a number, to the device's memory."""
+    """A call that writes its result, a number, to device memory."""
 
     __slots__ = ()
 
@@ -163,7 +162,7 @@ class DeviceResultCall(Call):
 
 
 class CopyStep:
-    """A copy by a kernel, skipped where source and target are the same memory."""
+    """A copy by a kernel, skipped if source and target are the same memory."""
 
     __slots__ = ("_copy", "_source", "_target")
 
@@ -178,7 +177,7 @@ class CopyStep:
 
 
 class CusparsePlan(Plan):
-    """Steps one after another; the addresses of workspace and of its `parts` follow the arguments of a run."""
+    """Consecutive steps; the addresses of workspace and of its `parts` come after the arguments of a run."""
 
     __slots__ = ("_executor", "_parts", "_steps", "_work")
 
@@ -199,14 +198,14 @@ class CusparsePlan(Plan):
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         work = self._work
         if work is not None and work.owner is not self._executor.stream:
-            # Made while the caller captured the executor's stream, on another one, which was waited for since.
+            # Created during a capture of the executor's stream, on another stream that has been synchronized since.
             work.owner = work.writer = self._executor.stream
         addresses = self.addresses(arguments)
         for step in self._steps:
             step.enqueue(addresses)
 
     def addresses(self, arguments: tuple[Argument, ...]) -> tuple[Any, ...]:
-        """The arguments of a run, followed by the workspace and its parts, whose addresses do not change."""
+        """The arguments of a run, followed by the addresses of workspace and its parts, which do not change."""
         base = 0 if self._work is None else self._work.base
         return (*arguments, base, *(base + part for part in self._parts))
 
@@ -218,20 +217,20 @@ class Steps:
         self.executor, self.row = executor, row
         self.placeholder: int = executor.workspace.c_ptr.value or 0
         self._work_place, self._work_bytes = arguments, 0
-        self._parts: list[int] = []  # the bytes of each
+        self._parts: list[int] = []  # the size of each in bytes
         self._steps: list[Step] = []
 
     def copy(self, source: Matrix, target: Matrix, batch: int = 1) -> None:
-        """Copy a matrix, or a batch of them, into another of the same extents, unless they are the same."""
+        """Copy a matrix, or a batch of them, to another of the same extents, unless both are the same."""
         if source.rows and source.cols and source.pointer != target.pointer:
             self._steps.append(CopyStep(self.executor, source, target, batch))
 
     def copy_rounded(self, source: Matrix, target: Matrix) -> None:
-        """Copy a matrix into another of the same extents and another dtype."""
+        """Copy a matrix to another of the same extents and another dtype."""
         self._steps.append(Rounding(self.executor, source, target))
 
     def fill_zeros(self, target: Matrix, batch: int = 1) -> None:
-        """Write zeros to a matrix, or a batch of them, and to nothing between their lines."""
+        """Write zeros to a matrix, or a batch of them, but not to the gaps between their lines."""
         if target.rows and target.cols:
             self._steps.append(Copy(self.executor, target, target, batch, CopyMode.ZERO, conj=False))
 
@@ -241,18 +240,18 @@ class Steps:
         return self._work_place + len(self._parts)
 
     def aligned_operand(self, layout: Layout, place: int, alignment: int = VECTOR) -> Matrix:
-        """A dense operand as it is where it is aligned to so many bytes, else aligned memory for a copy of it."""
+        """A dense operand itself if it is aligned to so many bytes, else aligned memory for a copy of it."""
         if layout.alignment < alignment:
             place = self.allocate(layout.size * layout.dtype.itemsize)
         return Matrix(OperandPointer(place), layout.dtype, layout.size, 1, 1, max(1, layout.size))
 
     def call(self, name: str, *arguments: Any, kind: Callable[..., Step] = Call, size: str = "_bufferSize") -> None:
-        """Add a call whose last argument is workspace; `size` is the ending of the function that returns its bytes."""
+        """Add a call whose last argument is workspace; `size` is the ending of the function that returns its size."""
         self._work_bytes = max(self._work_bytes, Call(self.executor, name, arguments).buffer_size(size))
         self._steps.append(kind(self.executor, name, (*arguments, OperandPointer(self._work_place))))
 
     def append(self, step: Step) -> None:
-        """Add a step of the caller's."""
+        """Add a step of the caller."""
         self._steps.append(step)
 
     def plan(self, *, capture_safe: bool) -> CusparsePlan:

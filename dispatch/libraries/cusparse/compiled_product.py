@@ -1,9 +1,9 @@
-"""cuSPARSE's products with operators of the caller's: compiled to LTO-IR by NVRTC, linked into its kernels by cuSPARSE.
+"""cuSPARSE's products with the caller's operators: NVRTC compiles them to LTO-IR, which cuSPARSE links to its kernels.
 
-A plan of SpMMOp is made from descriptors, and a call takes none: it uses the addresses that these had. So it is made
-for memory of the plan, to which operands are copied and from which results are copied (`bind`). SpMVOp takes its
-vectors in each call, but analyses the matrix when its descriptor is made: that is repeated in each run, unless the
-pattern is fixed. Follows https://docs.nvidia.com/cuda/cusparse/#cusparse-generic-functions.
+A plan of SpMMOp is created from descriptors, but a call has none: it uses the addresses of these descriptors. So it is
+created for memory of the plan; operands are copied to it, and results from it (`bind`). SpMVOp takes its vectors in
+each call, but analyses the matrix when its descriptor is created: that is repeated in each run, unless the pattern is
+fixed. Follows https://docs.nvidia.com/cuda/cusparse/#cusparse-generic-functions.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ INDICES = {I32: "int", I64: "long long"}
 
 @cache
 def why_not() -> str:
-    """Why cuSPARSE cannot link operators here, "" where it can: it needs an nvJitLink no older than NVRTC."""
+    """Why cuSPARSE cannot link operators here, or "" if it can: it needs an nvJitLink no older than NVRTC."""
     try:
         linker, compiler = tuple(nvjitlink.nvJitLinkVersion())[:2], tuple(nvrtc.nvrtcVersion())[:2]
     except LibraryNotFound as error:
         return f"cuSPARSE links operators by nvJitLink, which NVRTC compiles: {error}"
     if linker[0] != compiler[0] or linker < compiler:
-        found = f"nvJitLink {'.'.join(map(str, linker))} and NVRTC {'.'.join(map(str, compiler))}"
-        return f"cuSPARSE links operators by an nvJitLink that is no older than NVRTC: there are {found}"
+        versions = f"nvJitLink {'.'.join(map(str, linker))} and NVRTC {'.'.join(map(str, compiler))}"
+        return f"cuSPARSE links operators by an nvJitLink that is no older than NVRTC: there are {versions}"
     return ""
 
 
 def compile_to_lto(sources: Mapping[str, str], arch: str) -> dict[str, bytes]:
-    """The LTO-IR of programs by the names of their functions; Refused where it cannot be compiled or linked.
+    """The LTO-IR of programs by the names of their functions; Refused if it cannot be compiled or linked.
 
-    Raises NvrtcError, with the compiler's messages, where the caller's lines do not compile: "add(1): error: …".
+    Raises NvrtcError, with the compiler's messages, if the caller's lines do not compile: "add(1): error: …".
     """
-    if found := why_not():
-        raise Refused(found)
+    if reason := why_not():
+        raise Refused(reason)
     try:
         return {name: compiled(source, name, (f"-arch={arch}", *LTO_OPTIONS)) for name, source in sources.items()}
     except LibraryNotFound as error:
@@ -67,12 +67,12 @@ def compile_to_lto(sources: Mapping[str, str], arch: str) -> dict[str, bytes]:
 
 
 def pointer_to(code: bytes) -> ctypes.c_void_p:
-    """The address of some bytes, which the caller keeps."""
+    """The address of some bytes, which the caller keeps alive."""
     return ctypes.cast(ctypes.c_char_p(code), ctypes.c_void_p)
 
 
 def refused_or_error(error: CusparseError) -> Exception:
-    """Refused where the library does not support the call, else the library's own error."""
+    """Refused if the library does not support the call, else the library's own error."""
     if error.name == "CUSPARSE_STATUS_NOT_SUPPORTED":
         return Refused(f"{error.function} does not take it: {error}")
     return error
@@ -86,45 +86,45 @@ class CompiledProduct:
     def __init__(
         self, executor: CudaExecutor, descriptors: Sequence[Descriptor], kind: Any, code: Mapping[str, bytes]
     ) -> None:
-        """`descriptors` are those of A, B and C, `kind` a cudaDataType, `code` what `compile_to_lto` gives."""
+        """`descriptors` are those of A, B and C, `kind` a cudaDataType, `code` the result of `compile_to_lto`."""
         self._executor, self._descriptors, self._kind, self._code = executor, tuple(descriptors), kind, dict(code)
         self._made: Held | None = None
         self._work: Storage | None = None
         self._workspace = ctypes.c_void_p()
 
     def bind(self, addresses: Sequence[Any]) -> None:
-        """Link the operators into a kernel over these addresses; Refused where cuSPARSE does not take it."""
+        """Link the operators into a kernel over these addresses; Refused if cuSPARSE does not support it."""
         for descriptor in self._descriptors:
             descriptor.set_addresses(addresses)
-        handle, size, made = handle_of(self._executor).follow(), ctypes.c_size_t(), cusparse.cusparseSpMMOpPlan_t()
+        handle, size, plan = handle_of(self._executor).follow(), ctypes.c_size_t(), cusparse.cusparseSpMMOpPlan_t()
         lengths = [(pointer_to(self._code[name]), len(self._code[name])) for name in ("add_op", "mul_op", "epilogue")]
-        given = [part for pair in lengths for part in pair]
+        codes = [part for pair in lengths for part in pair]
         default = cusparse.cusparseSpMMOpAlg_t.CUSPARSE_SPMM_OP_ALG_DEFAULT
         matrices = (descriptor.c for descriptor in self._descriptors)
         make: Any = cusparse.cusparseSpMMOp_createPlan
         try:
-            make(handle, made, NON_TRANSPOSE, NON_TRANSPOSE, *matrices, self._kind, default, *given, ctypes.byref(size))
+            make(handle, plan, NON_TRANSPOSE, NON_TRANSPOSE, *matrices, self._kind, default, *codes, ctypes.byref(size))
         except CusparseError as error:
             raise refused_or_error(error) from error
-        self._made = Held(made, cusparse.cusparseSpMMOp_destroyPlan)
+        self._made = Held(plan, cusparse.cusparseSpMMOp_destroyPlan)
         if size.value:
             self._work = self._executor.device.allocate(size.value, self._executor.stream)
             self._workspace = ctypes.c_void_p(self._work.base)
 
     def enqueue(self, addresses: Sequence[Any]) -> None:
-        """Multiply, over the memory that it is bound to."""
+        """Multiply, over the bound memory."""
         del addresses
         if self._made is None:
             raise RuntimeError("it is bound to no memory")
-        handle_of(self._executor).follow()  # which the plan calls
+        handle_of(self._executor).follow()  # the plan's call uses the handle
         function: Any = cusparse.cusparseSpMMOp
         if status := function.unchecked(self._made.c, self._workspace):
-            self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
+            self._executor.stream.done()  # raises DeviceFault if the device is lost
             raise function.error(status)
 
 
 class EmptyRows(KernelStep):
-    """A step after SpMMOp that writes what SpMMOp does not: rows of the result where A has no element."""
+    """A step after SpMMOp that writes the rows of the result that SpMMOp does not: those for which A has no element."""
 
     __slots__ = ()
 
@@ -136,10 +136,10 @@ class EmptyRows(KernelStep):
 
 
 class RowProduct(Call):
-    """SpMVOp as a step of a plan, with an analysis that is kept where the pattern is fixed.
+    """SpMVOp as a step of a plan, with an analysis that is kept if the pattern is fixed.
 
-    Each call reads the values, x and y that its descriptors name; an analysis depends on the pattern alone (seen with
-    12.9.4 on an H200). One that was made for other addresses of the indices is made anew.
+    Each call reads the values, x and y that its descriptors refer to; an analysis depends on the pattern alone (seen
+    with 12.9.4 on an H200). If the indices are at other addresses, the analysis is repeated.
     """
 
     __slots__ = ("_buffer", "_code", "_front", "_indices_at", "_keeps", "_made", "_matrix", "_size")
@@ -154,7 +154,7 @@ class RowProduct(Call):
         *,
         keeps: bool = False,
     ) -> None:
-        """`front` are the descriptors of A, x, y and the result, `factors` alpha and beta; `code` may be left out."""
+        """`front` are the descriptors of A, x, y and the result, `factors` alpha and beta; `code` is optional."""
         super().__init__(executor, "cusparseSpMVOp", (*factors, *front))
         self._matrix, self._keeps = front[0], keeps
         self._indices_at: Any = None  # the addresses of the indices that were analysed
@@ -174,11 +174,11 @@ class RowProduct(Call):
             raise RuntimeError("no analysis has been made")
         function: Any = cusparse.cusparseSpMVOp
         if status := function.unchecked(handle, self._made[0].c, alpha, beta, *vectors):
-            self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
+            self._executor.stream.done()  # raises DeviceFault if the device is lost
             raise function.error(status)
 
     def _analyse(self, handle: Any) -> None:
-        """Analyse and link; what was made before is destroyed when this has succeeded."""
+        """Analyse and link; the previous results are destroyed after this has succeeded."""
         matrices, size = self.c_arguments[2:], ctypes.c_size_t()
         front: Any = (NON_TRANSPOSE, *matrices, *self._front)
         ask: Any = cusparse.cusparseSpMVOp_bufferSize

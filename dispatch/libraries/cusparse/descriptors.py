@@ -1,7 +1,7 @@
-"""Descriptors of sparse and dense operands: made once with a plan, and given the addresses of each run.
+"""Descriptors of sparse and dense operands: created once with a plan, and updated with the addresses of each run.
 
-Descriptors are in the host's memory alone. cuSPARSE takes no null address where there are elements, so each is made
-with the address of a `placeholder`, which nothing reads. Follows
+Descriptors are in host memory only. cuSPARSE does not accept a null address if there are elements, so each is created
+with the address of a `placeholder`, which is never read. Follows
 https://docs.nvidia.com/cuda/cusparse/#cusparse-generic-api-reference.
 """
 
@@ -20,13 +20,13 @@ __all__ = ["NULL_ADDRESS", "DenseMatrix", "DenseVector", "Descriptor", "SparseMa
 
 INDEX_TYPES = {4: cusparse.cusparseIndexType_t.CUSPARSE_INDEX_32I, 8: cusparse.cusparseIndexType_t.CUSPARSE_INDEX_64I}
 PARTS = 3
-NULL_ADDRESS = 0  # of a matrix without elements whose memory is allocated later: nothing can be written there
+NULL_ADDRESS = 0  # for a matrix without elements whose memory is allocated later: any write faults
 
 
 class SparseSpec(NamedTuple):
-    """What the descriptor of a sparse matrix is made from; places are those of its operands among a plan's addresses.
+    """The fields of the descriptor of a sparse matrix; places are the indices of its operands among a plan's addresses.
 
-    `rows` and `columns` hold offsets or indices, depending on the format. Of BSR `nnz` counts blocks.
+    `rows` and `columns` hold offsets or indices, depending on the format. For BSR `nnz` counts blocks.
     """
 
     format: int  # a cusparseFormat_t
@@ -45,7 +45,7 @@ class SparseSpec(NamedTuple):
 
 
 class Descriptor:
-    """A descriptor of a library, whose addresses differ from run to run."""
+    """A descriptor of a library, whose addresses differ between runs."""
 
     __slots__ = ("__weakref__", "c")
 
@@ -66,7 +66,7 @@ class Descriptor:
 
 
 class DenseVector(Descriptor):
-    """A vector whose elements are adjacent."""
+    """A vector with contiguous elements."""
 
     __slots__ = ("_place",)
 
@@ -85,7 +85,7 @@ class DenseVector(Descriptor):
 
 
 class SparseVector(Descriptor):
-    """A sparse vector, made anew if its indices are at another address, for the library has no setter for it."""
+    """A sparse vector; it is recreated if its indices are at another address, because the library has no setter."""
 
     __slots__ = ("_addresses", "_given", "_places")
 
@@ -124,7 +124,7 @@ class SparseVector(Descriptor):
 
 
 class DenseMatrix(Descriptor):
-    """A row-major or column-major matrix; `ld` is from line to line."""
+    """A row-major or column-major matrix; `ld` is the leading dimension."""
 
     __slots__ = ("_place",)
 
@@ -139,7 +139,7 @@ class DenseMatrix(Descriptor):
         cusparse.cusparseCreateDnMat(self.c, *shape, ld, placeholder, kind, chosen)
 
     def set_batch(self, count: int, step: int) -> None:
-        """Make it describe a batch whose matrices are so many elements apart."""
+        """Make it describe a batch whose matrices have this stride in elements."""
         cusparse.cusparseDnMatSetStridedBatch(self.c, count, step)
 
     def set_addresses(self, addresses: Sequence[Any]) -> None:
@@ -151,7 +151,7 @@ class DenseMatrix(Descriptor):
 
 
 class SparseMatrix(Descriptor):
-    """A sparse matrix; one in BSR is made anew if its indices are at another address, for there is no setter."""
+    """A sparse matrix; for BSR it is recreated if its indices are at another address, because there is no setter."""
 
     __slots__ = ("_addresses", "spec")
 
@@ -166,24 +166,24 @@ class SparseMatrix(Descriptor):
         base, kind = cusparse.cusparseIndexBase_t(spec.base), cusparse.cudaDataType(spec.value_type)
         self.c, self._addresses = cusparse.cusparseSpMatDescr_t(), parts
         (m, n), (high, wide) = spec.shape, spec.block
-        given: tuple[Any, ...]
+        arguments: tuple[Any, ...]
         make: Any
         if spec.format == formats.CUSPARSE_FORMAT_CSR:
             make = cusparse.cusparseCreateCsr
-            given = (m, n, spec.nnz, rows, columns if spec.nnz else None, values, *kinds, base, kind)
+            arguments = (m, n, spec.nnz, rows, columns if spec.nnz else None, values, *kinds, base, kind)
         elif spec.format == formats.CUSPARSE_FORMAT_CSC:
             make = cusparse.cusparseCreateCsc
-            given = (m, n, spec.nnz, columns, rows if spec.nnz else None, values, *kinds[::-1], base, kind)
+            arguments = (m, n, spec.nnz, columns, rows if spec.nnz else None, values, *kinds[::-1], base, kind)
         elif spec.format == formats.CUSPARSE_FORMAT_COO:
             make = cusparse.cusparseCreateCoo
             places = (rows, columns) if spec.nnz else (None, None)
-            given = (m, n, spec.nnz, *places, values, kinds[0], base, kind)
+            arguments = (m, n, spec.nnz, *places, values, kinds[0], base, kind)
         else:
             make = cusparse.cusparseCreateBsr
             sizes = (m // high, n // wide, spec.nnz, high, wide)
             order = cusparse.cusparseOrder_t.CUSPARSE_ORDER_ROW
-            given = (*sizes, rows, columns if spec.nnz else None, values, *kinds, base, kind, order)
-        make(self.c, *given)
+            arguments = (*sizes, rows, columns if spec.nnz else None, values, *kinds, base, kind, order)
+        make(self.c, *arguments)
         attributes = cusparse.cusparseSpMatAttribute_t
         for attribute, number in (
             (attributes.CUSPARSE_SPMAT_FILL_MODE, spec.fill),
@@ -194,7 +194,7 @@ class SparseMatrix(Descriptor):
                 cusparse.cusparseSpMatSetAttribute(self.c, attribute, ctypes.byref(held), ctypes.sizeof(held))
 
     def set_batch(self, count: int, offsets: int, elements: int) -> None:
-        """Make a matrix in CSR or COO describe a batch; a stride of 0 shares a part among all matrices.
+        """Make a matrix in CSR or COO describe a batch; with a stride of 0 all matrices share a part.
 
         `offsets` is the stride of row offsets in CSR, `elements` that of indices and values.
         """

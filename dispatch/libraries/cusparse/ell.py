@@ -1,6 +1,6 @@
-"""Descriptors of matrices in sliced and in blocked ELL, made anew if their memory is at other addresses.
+"""Descriptors of matrices in sliced and in blocked ELL, recreated if their memory is at other addresses.
 
-Follows https://docs.nvidia.com/cuda/cusparse/#cusparse-generic-api-reference. Indices begin with 0.
+Follows https://docs.nvidia.com/cuda/cusparse/#cusparse-generic-api-reference. Indices begin at 0.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ __all__ = ["BlockedEllSpec", "EllMatrix", "SlicedEllSpec"]
 
 
 class SlicedEllSpec(NamedTuple):
-    """What the descriptor of a matrix in sliced ELL is made from; places are those of its operands' addresses."""
+    """The fields of the descriptor of a matrix in sliced ELL; places are the indices of its operands' addresses."""
 
     shape: tuple[int, int]
     nnz: int
-    size: int  # of values, padding among them
+    size: int  # of values, including padding
     slice_size: int
     offset_bytes: int
     column_bytes: int

@@ -1,4 +1,4 @@
-"""The cuSPARSE handle of an executor, with the memory that plans share. Factors are read from the host's memory."""
+"""The cuSPARSE handle of an executor, with the memory that plans share. Factors are read from host memory."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["Handle", "handle_of"]
 
 
 class Handle(StreamHandle):
-    """A `cusparseHandle_t` on the stream of one executor; its pointer mode stays that of the host.
+    """A `cusparseHandle_t` on the stream of one executor; its pointer mode is always that of the host.
 
-    `counted_product` is what counting the elements of a product leaves to the plan that computes it: the stamp, what it
-    depends on, and the product.
+    `counted_product` passes results from counting the elements of a product to the plan that computes it: the stamp,
+    the inputs that it depends on, and the product.
     """
 
     __slots__ = ("counted_product",)
@@ -45,9 +45,9 @@ class Handle(StreamHandle):
         cusparse.cusparseSetStream(c_handle, cusparse.cudaStream_t(stream))
 
     def memory(self, executor: CudaExecutor, nbytes: int) -> Storage | None:
-        """So many bytes that the executor's plans share, which run one after another; None for none."""
+        """So many bytes, shared by the executor's plans, which run one after another; None if 0."""
         return shared(executor, nbytes, self.name)
 
 
 handle_of = Handle.of
-"""The one handle of an executor."""
+"""The only handle of an executor."""

@@ -1,6 +1,6 @@
 """Incomplete factorizations by cuSPARSE, in place: an analysis, which may be kept, the elimination, and its pivots.
 
-The library reports pivots on the host, for which it waits for the device. Follows
+The library reports pivots on the host, and waits for the device to do so. Follows
 https://docs.nvidia.com/cuda/cusparse/#cusparse-t-csrilu02 and #cusparse-t-csric02.
 """
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Elimination"]
 
-NAN_BYTE = 0xFF  # bytes of NaN, of all floating point types
+NAN_BYTE = 0xFF  # each byte of a NaN, for all floating-point types
 
 
 class Analysis(Held):
-    """A `csrilu02Info_t` or `csric02Info_t`, and the memory that it works in."""
+    """A `csrilu02Info_t` or `csric02Info_t`, and its memory."""
 
     __slots__ = ("indices_at", "memory", "missing_pivot")
 
@@ -43,8 +43,8 @@ class Analysis(Held):
 class Elimination:
     """A step that factorizes a matrix in CSR in place, and writes a status of its pivots.
 
-    `name` is csrilu02 or csric02, `letter` that of the dtype, and `places` are those of values, rows, columns and the
-    status among the addresses. `keeps` says whether the pattern, whose places are `pattern`, is fixed.
+    `name` is csrilu02 or csric02, `letter` that of the dtype, and `places` are the indices of values, rows, columns and
+    the status among the addresses. `keeps` is whether the pattern, whose places are `pattern`, is fixed.
     """
 
     __slots__ = (
@@ -64,7 +64,7 @@ class Elimination:
         nbytes: int,
         keeps: bool,
     ) -> None:
-        """`sizes` are rows and elements, `nbytes` those of all values."""
+        """`sizes` are the numbers of rows and elements, `nbytes` the size of all values."""
         self._executor, self._name, self._letter, self._sizes = executor, name, letter, sizes
         self._places, self._pattern, self._bytes, self._keeps = places, pattern, nbytes, keeps
         self._descriptor = LegacyDescriptor(base)
@@ -74,17 +74,17 @@ class Elimination:
         """Analyse, unless an analysis is kept, and eliminate."""
         values, rows, columns, number = (addresses[place] for place in self._places)
         parts = tuple(ctypes.c_void_p(part) for part in (values, rows, columns))
-        found, at = self._kept, tuple(addresses[place] for place in self._pattern)
-        if found is None or found.indices_at != at:
+        analysis, at = self._kept, tuple(addresses[place] for place in self._pattern)
+        if analysis is None or analysis.indices_at != at:
             self._kept = None
-            found = self._analyse(parts)
-            found.indices_at = at
-        info = found.missing_pivot
+            analysis = self._analyse(parts)
+            analysis.indices_at = at
+        info = analysis.missing_pivot
         if not info:
-            self._call("", parts, found, *self._trailing_arguments(found))
-            info = self._zero_pivot(found)
+            self._call("", parts, analysis, *self._trailing_arguments(analysis))
+            info = self._zero_pivot(analysis)
         if self._keeps:
-            self._kept = found
+            self._kept = analysis
         stream = self._executor.target.value
         if info:
             driver.cuMemsetD8Async(values, NAN_BYTE, self._bytes, stream)
@@ -98,24 +98,24 @@ class Elimination:
 
     def _call(self, ending: str, parts: tuple[Any, ...], found: Analysis, *more: Any) -> None:
         function: Any = getattr(cusparse, f"cusparse{self._letter}{self._name}{ending}")
-        given = (*self._sizes, self._descriptor.c, *parts, found.c, *more)
-        self._check(function, function.unchecked(handle_of(self._executor).follow(), *given))
+        arguments = (*self._sizes, self._descriptor.c, *parts, found.c, *more)
+        self._check(function, function.unchecked(handle_of(self._executor).follow(), *arguments))
 
     def _check(self, function: Any, status: int) -> None:
         if status:
-            self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
+            self._executor.stream.done()  # raises DeviceFault if the device is lost
             raise function.error(status)
 
     def _analyse(self, parts: tuple[Any, ...]) -> Analysis:
-        made, size = Analysis(self._name), ctypes.c_int32()
-        self._call("_bufferSize", parts, made, ctypes.byref(size))
-        made.memory = self._executor.device.allocate(max(1, size.value), self._executor.stream)
-        self._call("_analysis", parts, made, *self._trailing_arguments(made))
-        made.missing_pivot = self._zero_pivot(made)
-        return made
+        analysis, size = Analysis(self._name), ctypes.c_int32()
+        self._call("_bufferSize", parts, analysis, ctypes.byref(size))
+        analysis.memory = self._executor.device.allocate(max(1, size.value), self._executor.stream)
+        self._call("_analysis", parts, analysis, *self._trailing_arguments(analysis))
+        analysis.missing_pivot = self._zero_pivot(analysis)
+        return analysis
 
     def _zero_pivot(self, found: Analysis) -> int:
-        """1 + the first row whose pivot is missing or 0, counted from 0 on; 0 for none. It waits for the device."""
+        """1 + the first row whose pivot is missing or 0, counted from 0; 0 if there is none. Waits for the device."""
         position, function = ctypes.c_int32(-1), getattr(cusparse, f"cusparseX{self._name}_zeroPivot")
         status = function.unchecked(handle_of(self._executor).follow(), found.c, ctypes.byref(position))
         if status != int(cusparse.cusparseStatus_t.CUSPARSE_STATUS_ZERO_PIVOT):

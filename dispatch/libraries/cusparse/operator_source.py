@@ -1,12 +1,12 @@
-"""CUDA C++ of a caller's operators as functions that cuSPARSE links into its kernels: `add_op`, `mul_op`, `epilogue`.
+"""CUDA C++ of the caller's operators as functions that cuSPARSE links into its kernels: `add_op`, `mul_op`, `epilogue`.
 
-And the same lines as a namespace for this library's own kernels, in which they see no other names either.
+Also the same lines as a namespace for this library's own kernels, in which they cannot see other names either.
 
-cuSPARSE is given no identity, and NVIDIA does not say what sums begin with; users have found 0, which is the identity
-of + alone. So its kernels do not add up the numbers themselves but encoded ones: the bits of each are XORed with those
-of one NaN, so that this NaN becomes 0. A 0 that cuSPARSE begins with decodes to that NaN, `is_empty`, which `add_op`
-skips, and which `epilogue` replaces by the identity. Each other number is encoded without loss; no arithmetic makes
-this NaN. Nothing here calls a library. Follows https://docs.nvidia.com/cuda/cusparse/#cusparse-generic-functions,
+cuSPARSE has no argument for an identity, and NVIDIA does not state the initial value of sums; users observed 0, which
+is the identity of + alone. So its kernels do not add up the numbers themselves but encoded ones: the bits of each are
+XORed with those of one NaN, so that this NaN becomes 0. A 0 with which cuSPARSE begins decodes to that NaN, `is_empty`;
+`add_op` skips it, and `epilogue` replaces it by the identity. Each other number is encoded without loss; no arithmetic
+produces this NaN. No library is called here. Follows https://docs.nvidia.com/cuda/cusparse/#cusparse-generic-functions,
 SpMMOp and SpMVOp.
 """
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 __all__ = ["EMPTY_ROWS", "KERNEL_OPTIONS", "LTO_OPTIONS", "Operators", "row_epilogue_namespace", "row_epilogue_source"]
 
-LTO_OPTIONS = ("-std=c++17", "-diag-suppress=177", "-diag-error=940", "-dlto", "-rdc=true")  # unused; nothing returned
+LTO_OPTIONS = ("-std=c++17", "-diag-suppress=177", "-diag-error=940", "-dlto", "-rdc=true")  # 177 unused, 940 no return
 KERNEL_OPTIONS = ("-std=c++17", "-diag-suppress=177", "-diag-error=940")
 EMPTY_ROWS = "empty_rows"
 REAL = {F32: "float", F64: "double", C64: "float", C128: "double"}
 WORDS = {"float": "unsigned", "double": "unsigned long long"}
-EMPTY_NAN = {"float": "0x7fe5b1c9u", "double": "0x7ffcb1c95a3d0e67ull"}  # NaN that no arithmetic makes
-# What cuSPARSE's kernels have: cuComplex is float2, cuDoubleComplex double2.
+EMPTY_NAN = {"float": "0x7fe5b1c9u", "double": "0x7ffcb1c95a3d0e67ull"}  # NaN that no arithmetic produces
+# The types of cuSPARSE's kernels: cuComplex is float2, cuDoubleComplex double2.
 CUSPARSE_TYPES = {F32: "float", F64: "double", C64: "float2", C128: "double2"}
 
 COMPLEX_NUMBERS = r"""
@@ -102,7 +102,7 @@ __device__ Given epilogue(Given sum, Given c)
     return given_of($FINISHED$);
 }
 """
-# cuSPARSE 12.6 does not write rows of C where A has no element; a kernel of ours writes them.
+# cuSPARSE 12.6 does not write rows of C for which A has no element; our own kernel writes them.
 EMPTY_ROWS_KERNEL = r"""
 extern "C" __global__ void empty_rows(const INDEX* begins, Given* out, long long rows, long long cols)
 {
@@ -114,7 +114,7 @@ extern "C" __global__ void empty_rows(const INDEX* begins, Given* out, long long
     out[number] = epilogue(nothing, out[number]);
 }
 """
-# In cuSPARSE's documentation a row is an int; a version with another type finds the overload for that.
+# In cuSPARSE's documentation a row is an int; the overload is for versions with another type.
 USER_ROW_EPILOGUE = r"""
 static __device__ Number user_epilogue(long long row, Number x)
 {
@@ -132,7 +132,7 @@ IDENTITY_AND_EPILOGUE = r"""
 static __device__ Number identity() { return $IDENTITY$; }
 static __device__ Number finished(Number found, Number c) { return $FINISHED$; }
 """
-# For a sum that a kernel keeps as an array of its parts.
+# For a sum that a kernel stores as an array of its parts.
 EPILOGUE_OF_PARTS = r"""
 template <class Sum> static __device__ Sum of_row(long long row, Sum sum)
 {
@@ -146,7 +146,7 @@ template <class Sum> static __device__ Sum of_row(long long row, Sum sum)
 
 
 class Operators(NamedTuple):
-    """The source of a product's operators, and the dtype that they compute in.
+    """The source of a product's operators, and the dtype of the computation.
 
     Attributes:
         dtype: f32, f64, c64 or c128.
@@ -164,7 +164,7 @@ class Operators(NamedTuple):
     adds_c: bool
 
     def sources(self) -> dict[str, str]:
-        """The programs by the names of their functions, each of which is passed to cuSPARSE separately."""
+        """The programs by the names of their functions; each is passed to cuSPARSE separately."""
         common = prelude_of(self.dtype)
         add, end = user_function("add", "a", "b", self.add), self.user_epilogue()
         if self.epilogue is None and self.adds_c:
@@ -187,7 +187,7 @@ class Operators(NamedTuple):
         return "" if self.epilogue is None else user_function("epilogue", "sum", "c", self.epilogue)
 
     def epilogue_expression(self, given: str) -> str:
-        """The expression of the result of `found`, the sum; `given` is the expression of C's element as a number."""
+        """The expression of the result for the sum `found`; `given` is the expression of C's element as a number."""
         if self.epilogue is not None:
             return f"user_epilogue(found, {given})"
         return f"user_add(found, {given})" if self.adds_c else "found"
@@ -197,7 +197,7 @@ class Operators(NamedTuple):
         return self.sources()["epilogue"] + EMPTY_ROWS_KERNEL
 
     def identity_expression(self) -> str:
-        """The identity as an expression, to the bit."""
+        """The identity as an expression, exact to the bit."""
         real = np.dtype(np.float32 if REAL[self.dtype] == "float" else np.float64)
         word, ending = (np.uint32, "u") if real.itemsize == np.dtype(np.uint32).itemsize else (np.uint64, "ull")
         value = complex(self.identity)
@@ -223,7 +223,7 @@ def in_namespace(dtype: Dtype, *parts: str) -> str:
 
 
 def prelude_of(dtype: Dtype) -> str:
-    """What all programs of a dtype begin with."""
+    """The common beginning of all programs of a dtype."""
     real = REAL[dtype]
     parts = {"REAL": real, "GIVEN": CUSPARSE_TYPES[dtype], "WORD": WORDS[real], "NOTHING": EMPTY_NAN[real]}
     return fill_template(PRELUDE, parts) + (COMPLEX_NUMBERS if dtype.is_complex else REAL_NUMBERS)
@@ -235,5 +235,5 @@ def user_function(name: str, first: str, second: str, code: str) -> str:
 
 
 def fill_template(text: str, parts: dict[str, str]) -> str:
-    """A template with its parts filled in; what looks like a placeholder within a part stays."""
+    """A template with its parts filled in; text within a part that looks like a placeholder is not replaced."""
     return re.sub(r"\$([A-Z_]+)\$", lambda found: parts[found.group(1)], text)

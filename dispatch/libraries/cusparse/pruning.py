@@ -1,4 +1,4 @@
-"""A dense matrix made sparse without its small elements: the library counts first, and then writes.
+"""A dense matrix pruned to a sparse one: the library counts the remaining elements, then writes them.
 
 It reports the number of remaining elements on the host, waiting for the device, so it cannot be captured. Follows
 https://docs.nvidia.com/cuda/cusparse/#cusparsetprunedense2csr and #cusparsetprunedense2csrpercentage.
@@ -30,7 +30,7 @@ ROUND = 256  # bytes
 
 
 class PruneCriterion(NamedTuple):
-    """Which elements are left out: those up to a threshold, or a percentage of them."""
+    """The criterion for dropping elements: up to a threshold, or a percentage."""
 
     letter: str  # S or D
     threshold: float | None
@@ -48,10 +48,10 @@ class PruneInfo(Held):
 
 
 class Pruning:
-    """A step that prunes a column-major matrix (m, n) at a place, whose columns are `ld` elements apart.
+    """A step that prunes a column-major matrix (m, n) at a place, with a leading dimension of `ld` elements.
 
-    With a `number`, a place, it writes there how many elements remain; else `parts` are the places of values, rows and
-    columns of the result, of `nnz` elements.
+    With a `number`, it writes the number of remaining elements to this place; else `parts` are the places of values,
+    rows and columns of the result, of `nnz` elements.
     """
 
     def __init__(
@@ -95,8 +95,8 @@ class Pruning:
             rows = ctypes.c_void_p(memory.base)
         self._name("Nnz")(*front, rows, ctypes.byref(count), *behind, buffer)
         if self._number is not None:
-            found, stream = np.array([count.value], np.int64), self._executor.target.value
-            driver.cuMemcpyHtoDAsync(addresses[self._number], found.ctypes.data, found.nbytes, stream)
+            remaining, stream = np.array([count.value], np.int64), self._executor.target.value
+            driver.cuMemcpyHtoDAsync(addresses[self._number], remaining.ctypes.data, remaining.nbytes, stream)
             return
         if count.value != self._nnz:
             raise BadRequest("nnz", str(self._nnz), f"{count.value}, as prune_nnz counts them")

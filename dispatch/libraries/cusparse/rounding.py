@@ -1,7 +1,7 @@
-"""Copies of matrices in another floating point type, each element rounded once, by a kernel of this library.
+"""Copies of matrices to another floating-point type, each element rounded once, by a kernel of this library.
 
-cuSPARSE rounds at each addition where sums are in memory of 16 bits: plans let it add up in f32, and round the sums.
-NVRTC compiles the kernel for the GPU at hand. This file knows no request.
+cuSPARSE rounds at each addition if sums are stored in 16 bits: plans let it add up in f32, and round the sums. NVRTC
+compiles the kernel for the GPU in use. This file depends on no request.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ extern "C" __global__ void round_matrix(
 
 
 def options(source: Dtype, target: Dtype) -> tuple[str, ...]:
-    """NVRTC's options for elements of two dtypes, of which f64 goes with itself alone."""
+    """NVRTC's options for the dtypes of source and target; f64 is converted only to f64."""
     return "-std=c++17", f"-DFROM={NAMES[source]}", f"-DTO={NAMES[target]}"
 
 

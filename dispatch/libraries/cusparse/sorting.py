@@ -1,4 +1,4 @@
-"""Sorting the elements of a sparse matrix: the library sorts indices and returns the permutation, to apply to values.
+"""Sorting the elements of a sparse matrix: the library sorts indices and returns the permutation for the values.
 
 Follows https://docs.nvidia.com/cuda/cusparse/#cusparsexcoosort and #cusparsexcsrsort. The permutation is at the
 beginning of the workspace, followed by the library's buffer.
@@ -38,7 +38,7 @@ class LegacyDescriptor(Held):
 
 
 class KeepAlive:
-    """A step that does nothing but keep an object alive for the steps after it."""
+    """A step that does nothing but keep an object alive for later steps."""
 
     __slots__ = ("thing",)
 
@@ -55,29 +55,29 @@ class SortSteps(Steps):
     def sort_indices(self, sizes: tuple[int, int, int], rows: int, columns: int, base: int | None) -> None:
         """Sort indices at these places: with a `base` those of CSR, row by row, else those of COO by row and column."""
         count = sizes[2]
-        behind = -(-count * INDEX_BYTES // ROUND) * ROUND
+        offset = -(-count * INDEX_BYTES // ROUND) * ROUND
         work = self._work_place
-        asked = (*sizes, OperandPointer(rows), OperandPointer(columns))
+        arguments = (*sizes, OperandPointer(rows), OperandPointer(columns))
         name = "cusparseXcoosort" if base is None else "cusparseXcsrsort"
-        buffer = Call(self.executor, name, asked).buffer_size("_bufferSizeExt")
-        self._work_bytes = max(self._work_bytes, behind + buffer)
+        buffer = Call(self.executor, name, arguments).buffer_size("_bufferSizeExt")
+        self._work_bytes = max(self._work_bytes, offset + buffer)
         self.append(Call(self.executor, "cusparseCreateIdentityPermutation", (count, OperandPointer(work))))
-        memory = (OperandPointer(work), OperandPointer(work, behind))
+        memory = (OperandPointer(work), OperandPointer(work, offset))
         if base is None:
-            self.append(Call(self.executor, "cusparseXcoosortByRow", (*asked, *memory)))
+            self.append(Call(self.executor, "cusparseXcoosortByRow", (*arguments, *memory)))
             return
         descriptor = LegacyDescriptor(base)
         self.append(KeepAlive(descriptor))
-        given: tuple[Any, ...] = (*sizes, descriptor.c, OperandPointer(rows), OperandPointer(columns), *memory)
-        self.append(Call(self.executor, name, given))
+        full: tuple[Any, ...] = (*sizes, descriptor.c, OperandPointer(rows), OperandPointer(columns), *memory)
+        self.append(Call(self.executor, name, full))
 
     def scratch(self, nbytes: int) -> int:
-        """The place of so many bytes of workspace, which is shared by steps that run one after the other."""
+        """The place of so many bytes of workspace, which steps share because they run one after the other."""
         self._work_bytes = max(self._work_bytes, nbytes)
         return self._work_place
 
     def permute_values(self, count: int, value_type: int, values: int, out: int) -> None:
-        """Copy the elements at one place to another in the order that the sort has found."""
+        """Copy the elements from one place to another in the order of the sort's permutation."""
         places = (self._work_place, out)
         sorted_ = SparseVector((count, count), INDEX_BYTES, 0, value_type, places, self.placeholder)
         dense = DenseVector(count, value_type, values, self.placeholder)

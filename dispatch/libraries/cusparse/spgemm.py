@@ -1,7 +1,7 @@
 """The product of two sparse matrices by the library: an estimate, the product, and a copy of it.
 
-The library reports on the way how much memory it needs and how many elements there are, so it waits for the device and
-cannot be captured. Follows https://docs.nvidia.com/cuda/cusparse/#cusparsespgemm.
+In between the library reports on the host the required memory and the number of elements, so it waits for the device
+and cannot be captured. Follows https://docs.nvidia.com/cuda/cusparse/#cusparsespgemm.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SparseProduct"]
 
-CHUNK = 0.2  # of the product that ALG3 makes at a time: the share that NVIDIA's sample takes
-OPERANDS = 6  # of two matrices in CSR, which are first among the addresses
+CHUNK = 0.2  # the fraction of the product that ALG3 computes at a time, as in NVIDIA's sample
+OPERANDS = 6  # of two matrices in CSR, the first of the addresses
 CHUNKED_ALGORITHMS = (
     cusparse.cusparseSpGEMMAlg_t.CUSPARSE_SPGEMM_ALG2,
     cusparse.cusparseSpGEMMAlg_t.CUSPARSE_SPGEMM_ALG3,
@@ -37,7 +37,7 @@ CHUNKED_ALGORITHMS = (
 
 
 class SpgemmDescriptor(Held):
-    """A `cusparseSpGEMMDescr_t` of one product, and the memory that it works in."""
+    """A `cusparseSpGEMMDescr_t` of one product, and its memory."""
 
     __slots__ = ("memory",)
 
@@ -50,8 +50,8 @@ class SpgemmDescriptor(Held):
 class SparseProduct:
     """A step that multiplies two sparse matrices; with a `number`, one that counts the elements of the product.
 
-    `arguments` are those up to the second matrix and beta; `spec` describes the product, and its `nnz` is compared. A
-    count with a stamp leaves the product that it has computed to the next step with that stamp over the same operands.
+    `arguments` are those up to the second matrix and beta; `spec` describes the product, and its `nnz` is checked. A
+    count with a stamp passes its product to the next step with that stamp over the same operands.
     """
 
     __slots__ = ("_algorithm", "_call", "_executor", "_key", "_kind", "_number", "_spec", "_stamp", "_target")
@@ -68,9 +68,9 @@ class SparseProduct:
         stamp: int,
         key: tuple[Any, ...],
     ) -> None:
-        """`number` is the place of the address where the number of elements is written, if that alone is wanted.
+        """`number` is the place of the address to write the number of elements to, if only that is wanted.
 
-        `stamp` is the place of a stamp, below 0 for none; `key` has all that a product depends on except addresses.
+        `stamp` is the place of a stamp, negative for none; `key` is all that a product depends on except addresses.
         """
         self._stamp, self._key = stamp, key
         self._executor, self._spec, self._number = executor, spec, number
@@ -92,9 +92,9 @@ class SparseProduct:
         if self._number is not None:
             if stamp >= 0:
                 handle.counted_product = stamp, operands, (work, self._target, count)
-            found = np.array([count], np.int64)
+            counted = np.array([count], np.int64)
             at, stream = addresses[self._number], self._executor.target.value
-            driver.cuMemcpyHtoDAsync(at, found.ctypes.data, found.nbytes, stream)  # read before it returns
+            driver.cuMemcpyHtoDAsync(at, counted.ctypes.data, counted.nbytes, stream)  # reads `counted` before return
             return
         if count != self._spec.nnz:
             raise BadRequest("nnz", str(self._spec.nnz), f"{count}, as spgemm_nnz counts them")
@@ -119,19 +119,19 @@ class SparseProduct:
         return self._target.c, self._kind, self._algorithm, work.c
 
     def _allocate(self, work: SpgemmDescriptor, nbytes: int) -> Any:
-        """Memory, of at least one byte: without an address the library would report the size once more."""
+        """Memory of at least one byte: without an address the library would report the size again."""
         work.memory.append(self._executor.device.allocate(max(1, nbytes), self._executor.stream))
         return ctypes.c_void_p(work.memory[-1].base)
 
     def _query_and_call(self, work: SpgemmDescriptor, name: str) -> None:
-        """Ask a function for the size of its memory, and call it with that."""
+        """Ask a function for the size of its memory, and call it with memory of that size."""
         size = ctypes.c_size_t()
         self._call.invoke(name, *self._trailing_arguments(work), ctypes.byref(size), None)
         buffer = self._allocate(work, size.value)
         self._call.invoke(name, *self._trailing_arguments(work), ctypes.byref(size), buffer)
 
     def _estimate_memory(self, work: SpgemmDescriptor) -> None:
-        """Multiply by an algorithm that works in parts: the memory for one part is estimated before."""
+        """Multiply by an algorithm that works in parts: first estimate the memory for one part."""
         name, share = "cusparseSpGEMM_estimateMemory", ctypes.c_float(CHUNK)
         first, second = ctypes.c_size_t(), ctypes.c_size_t()
         sizes = ctypes.byref(first), ctypes.byref(second)

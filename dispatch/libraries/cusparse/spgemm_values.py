@@ -1,12 +1,12 @@
-"""The values of the product of two sparse matrices whose pattern is known, by kernels of this library.
+"""The values of the product of two sparse matrices with a known pattern, by kernels of this library.
 
-Once a pattern is known, the terms of each of its elements are listed: a group of lanes takes a row of the product, puts
-its columns into a hash table in shared memory, and goes through the elements of A in their order, so that the terms of
-a sum are listed in the same order each time. Products with a row that is too long for a table are left to the library.
-From then on a product is one launch that adds up the listed terms and writes rows, columns and values.
+For a known pattern, the terms of each of its elements are listed: a group of lanes processes a row of the product, puts
+its columns into a hash table in shared memory, and goes through the elements of A in order, so that the terms of a sum
+are listed in the same order each time. If a row is too long for a table, the library computes the product. From then
+on a product is one launch that adds up the listed terms and writes rows, columns and values.
 
 On an H200 cusparseSpGEMMreuse_compute of 12.6 took 64 us in six kernels and copies for 3.4 million elements of 6.7
-million terms in f32, and a kernel that filled such a table in each call 166.
+million terms in f32, and a kernel that filled such a table in each call took 166 us.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ __all__ = ["ADD", "LIST", "SOURCE", "THREADS", "PatternProduct", "entries_of", "
 LIST, ADD, THREADS = "list_terms", "add_terms", 256
 WARP = 32
 MOST_BYTES = 48 << 10  # of shared memory, for the tables of a block
-MOST_OF_WARPS = 512  # entries of a table, beyond which a whole block has a row
+MOST_OF_WARPS = 512  # entries of a table; for larger ones a whole block processes a row
 ENTRY_BYTES, TERM_BYTES, INT_BYTES = 8, 8, 4
 MOST_TERMS = 2**31 - 1
-IN_FLIGHT = 132 * 2048  # threads, about
-WAVE, STEP = 1.0, 0.05  # what so many threads take, and a turn of a lane's loop, in any unit
+IN_FLIGHT = 132 * 2048  # threads, approximately
+WAVE, STEP = 1.0, 0.05  # the time of so many threads, and of an iteration of a lane's loop, in arbitrary units
 TYPES = cusparse.cudaDataType
-NUMBERS = {  # of a value type: the real type, and parts
+NUMBERS = {  # for a value type: the real type, and the number of parts
     int(TYPES.CUDA_R_32F): ("float", 1),
     int(TYPES.CUDA_R_64F): ("double", 1),
     int(TYPES.CUDA_C_32F): ("float", 2),
@@ -159,7 +159,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) add_terms(
 
 
 def options(value_type: int, group: int, lanes: int) -> tuple[str, ...]:
-    """NVRTC's options for elements of a type, for lanes that list the terms of a row, and those that add up a sum."""
+    """NVRTC's options for a dtype of elements, the lanes that list the terms of a row, and those that add up a sum."""
     real, parts = NUMBERS[value_type]
     words = {"REAL": real, "PARTS": parts, "GROUP": group, "LANES": lanes, "THREADS": THREADS}
     return "-std=c++17", *(f"-D{name}={word}" for name, word in words.items())
@@ -175,7 +175,7 @@ def entries_of(longest: int) -> tuple[int, int] | None:
 
 
 def lanes_of(count: int, longest: int) -> int:
-    """How many lanes add up one sum, for so many sums, the longest of so many terms: the fastest by an estimate."""
+    """The number of lanes that add up one sum, for so many sums and a longest one of so many terms; by an estimate."""
     return min((1, 2, 4, 8, 16, 32), key=lambda lanes: WAVE * count * lanes / IN_FLIGHT + STEP * longest / lanes)
 
 
@@ -185,18 +185,18 @@ def longest_row(executor: CudaExecutor, rows: int, lines: int) -> int:
 
 
 def read_i32(executor: CudaExecutor, address: int, count: int) -> np.ndarray:
-    """So many i32 at an address of the device; waits for the stream."""
-    found, stream = np.empty(count, np.int32), executor.target.value
-    driver.cuMemcpyDtoHAsync(found.ctypes.data, address, found.nbytes, stream)
+    """So many i32 from a device address; waits for the stream."""
+    values, stream = np.empty(count, np.int32), executor.target.value
+    driver.cuMemcpyDtoHAsync(values.ctypes.data, address, values.nbytes, stream)
     driver.cuStreamSynchronize(stream)
-    return found
+    return values
 
 
 class PatternProduct:
     """The launch for two matrices in CSR, whose indices are i32 and begin at 0, and the known pattern of their product.
 
-    `front` are the two matrices, `spec` is the product, whose pattern is at the two addresses `pattern`. The terms are
-    listed when this object is made, which waits for the device; then the indices of the two matrices are read no more.
+    `front` are the two matrices, `spec` is the product, whose pattern is at the two addresses `pattern`. The
+    constructor lists the terms, which waits for the device; after that the indices of the two matrices are not read.
     """
 
     __slots__ = ("_executor", "_given", "_launch", "_lists", "_places")
@@ -207,7 +207,7 @@ class PatternProduct:
     ) -> None:  # fmt: skip
         """`indices` are the addresses of rows and columns of both, `sizes` is the result of `entries_of`.
 
-        Refused where there are more terms than can be numbered, or NVRTC is not there.
+        Refused if there are more terms than an index can number, or if NVRTC is missing.
         """
         self._executor, group = executor, sizes[1]
         starts, counts = self._count_terms(spec, pattern, indices, sizes)
@@ -219,7 +219,7 @@ class PatternProduct:
         numbered = counts.astype(np.int32)
         driver.cuMemcpyHtoDAsync(starts.base, numbered.ctypes.data, numbered.nbytes, executor.target.value)
         self._list_terms(spec, pattern, indices, sizes, (starts.base, terms.base))
-        driver.cuStreamSynchronize(executor.target.value)  # which reads `numbered` until then
+        driver.cuStreamSynchronize(executor.target.value)  # until then the kernel reads `numbered`
         self._lists = starts, terms
         self._places = (*(one.values for one in front), spec.values, spec.rows, spec.columns)
         real, parts = NUMBERS[spec.value_type]
@@ -235,7 +235,7 @@ class PatternProduct:
         return self._executor.device.allocate(max(1, nbytes), self._executor.stream)
 
     def _launch_of(self, name: str, chosen: tuple[str, ...], blocks: int, shared: int, given: tuple[Any, ...]) -> Any:
-        """A function that launches a kernel over argument values whose memory is kept."""
+        """A function that launches a kernel with these argument values, and keeps their memory alive."""
         pointers = (ctypes.c_void_p * len(given))(*map(ctypes.addressof, given))
         function = loaded(SOURCE, name, chosen, self._executor.device)
         fixed = (ctypes.c_void_p(function), blocks, 1, 1, THREADS, 1, 1, shared, self._executor.target)
@@ -245,20 +245,20 @@ class PatternProduct:
         self, spec: SparseSpec, pattern: tuple[int, int], indices: Sequence[int], sizes: tuple[int, int],
         lists: tuple[int, int | None],
     ) -> None:  # fmt: skip
-        """Count the terms of each element, or list them: `lists` are the addresses of their starts and of the terms."""
+        """Count the terms of each element, or list them; `lists` are the addresses of start indices and of terms."""
         (entries, group), lines = sizes, spec.shape[0]
         if not lines:
             return
         groups = THREADS // group
         addresses = map(ctypes.c_void_p, (*indices, *pattern, *lists))
-        given = (*addresses, ctypes.c_int(lines), ctypes.c_uint(entries))
+        arguments = (*addresses, ctypes.c_int(lines), ctypes.c_uint(entries))
         chosen, shared = options(spec.value_type, group, 1), entries * groups * ENTRY_BYTES
-        check(self._executor, self._launch_of(LIST, chosen, -(-lines // groups), shared, given)())
+        check(self._executor, self._launch_of(LIST, chosen, -(-lines // groups), shared, arguments)())
 
     def _count_terms(
         self, spec: SparseSpec, pattern: tuple[int, int], indices: Sequence[int], sizes: tuple[int, int]
     ) -> tuple[Storage, np.ndarray]:
-        """Memory for the index at which the terms of each element begin, and these indices, which the host adds up."""
+        """Memory for the index at which the terms of each element begin, and these indices, summed up on the host."""
         starts, counts = self._allocate((spec.nnz + 1) * INT_BYTES), np.zeros(spec.nnz + 1, np.int64)
         if spec.nnz:
             self._list_terms(spec, pattern, indices, sizes, (starts.base, None))

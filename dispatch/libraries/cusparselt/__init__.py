@@ -1,1 +1,1 @@
-"""cuSPARSELt: its handle, descriptors of structured matrices and of products over them, and what is enqueued."""
+"""cuSPARSELt: its handle, descriptors of structured matrices and of their products, and plans of its calls."""

@@ -1,6 +1,6 @@
-"""Plans of cuSPARSELt's calls: pruning, its check, compression, and products; everything is prepared but the addresses.
+"""Plans of cuSPARSELt's calls: pruning, its check, compression, and products; only the addresses change per run.
 
-The ops pass the matrices, and the places of their addresses among a run's arguments.
+The ops pass the matrices, and the indices of their addresses among a run's arguments.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ if TYPE_CHECKING:
 __all__ = ["SINGLE_CALL", "ArgumentPlaces", "BatchStrides", "MatrixPlan", "ProductPlan", "ZeroFill", "compressed_bytes"]
 
 FLAG_BYTES = 4
-MOST_BIASES = 16  # of which a plan keeps descriptors, or as many as a batch has
-IS_A = 1  # whether the structured matrix is a product's A: it always is
+MOST_BIASES = 16  # the number of biases for which a plan keeps descriptors; more for a larger batch
+IS_A = 1  # the structured matrix is always a product's A
 
 
 def compressed_bytes(executor: CudaExecutor, spec: MatrixSpec) -> tuple[int, int]:
-    """The bytes of one compressed matrix, and those of the workspace of its compression.
+    """The size in bytes of one compressed matrix, and of the workspace of its compression.
 
-    For a batch the library reports the size of one matrix (0.8.0, sm_90), so batches are compressed one by one.
+    For a batch the library reports the size of one matrix (0.8.0, sm_90), so the matrices of a batch are compressed one
+    by one.
     """
-    handle = handle_of(executor).c  # nothing is enqueued: the executor may be one that only copies
+    handle = handle_of(executor).c  # nothing is enqueued: the executor may only support copies
     size, work = ctypes.c_size_t(), ctypes.c_size_t()
     matrix = MatrixDescriptor(handle, spec._replace(batch=1, stride=0))
     lt.cusparseLtSpMMACompressedSize2(handle, matrix.c, ctypes.byref(size), ctypes.byref(work))
@@ -48,7 +49,7 @@ def compressed_bytes(executor: CudaExecutor, spec: MatrixSpec) -> tuple[int, int
 
 
 class BatchStrides(NamedTuple):
-    """How many calls a batch takes, and the stride in bytes of each operand from call to call; 0 if it is shared."""
+    """The number of calls for a batch, and the stride in bytes of each operand from call to call; 0 if it is shared."""
 
     calls: int = 1
     a: int = 0
@@ -82,14 +83,14 @@ class SharedWorkspacePlan(Plan):
         """The handle, set to the current stream; workspace is owned by that stream from now on."""
         memory = self._memory
         if memory is not None and memory.owner is not self._executor.stream:
-            # Made while the caller captured the executor's stream, on another one, which was waited for since.
+            # Created during a capture of the executor's stream, on another stream that has been synchronized since.
             memory.owner = memory.writer = self._executor.stream
         return self._handle.follow()
 
     def check_status(self, function: Any, status: int) -> None:
         """Raise the error of a status other than 0."""
         if status:
-            self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
+            self._executor.stream.done()  # raises DeviceFault if the device is lost
             raise function.error(status)
 
 
@@ -108,7 +109,7 @@ class MatrixPlan(SharedWorkspacePlan):
         prune: int | None = None,
         strides: BatchStrides = SINGLE_CALL,
     ) -> None:
-        """The row names the function; `prune` is the algorithm of one that prunes, `strides` lead from call to call."""
+        """The row names the function; `prune` is the algorithm for pruning, `strides` are those from call to call."""
         super().__init__(executor, row)
         self._strides, self._checks = strides, row.function == "cusparseLtSpMMAPruneCheck2"
         self._function: Any = getattr(lt, row.function)
@@ -127,7 +128,7 @@ class MatrixPlan(SharedWorkspacePlan):
         call = (self._matrix.c, IS_A, self._operation, *self._given, *self._behind, self._handle.c_stream)
         one, other = self._given
         addresses: Any = arguments
-        if self._checks:  # which writes 1, and of a matrix that is structured nothing: 0.8.0, sm_90
+        if self._checks:  # the check writes 1, but nothing if the matrix is structured: 0.8.0, sm_90
             driver.cuMemsetD8Async(addresses[1], 0, FLAG_BYTES, self._executor.target.value)
         for number in range(self._strides.calls):
             one.value = addresses[0] + number * self._strides.a
@@ -136,7 +137,7 @@ class MatrixPlan(SharedWorkspacePlan):
 
 
 class ArgumentPlaces(NamedTuple):
-    """The places of a product's addresses and numbers among a run's arguments; None for what it does not have."""
+    """The places of a product's addresses and numbers among a run's arguments; None for absent operands."""
 
     a: int
     b: int
@@ -157,7 +158,7 @@ class ZeroFill(NamedTuple):
     step: int = 0
 
     def enqueue(self, address: int, stream: Any) -> None:
-        """Set them to 0, and nothing between them."""
+        """Set the lines to 0, but not the gaps between them."""
         for number in range(self.matrices):
             at: Any = address + number * self.step
             if self.pitch == self.width or self.lines == 1:
@@ -167,7 +168,7 @@ class ZeroFill(NamedTuple):
 
 
 class ProductPlan(SharedWorkspacePlan):
-    """A product over a compressed matrix, with a descriptor for each of the biases that it was last called with."""
+    """A product over a compressed matrix, with a descriptor for each of its most recent biases."""
 
     __slots__ = (
         *(
@@ -194,16 +195,16 @@ class ProductPlan(SharedWorkspacePlan):
         strides: BatchStrides = SINGLE_CALL,
         zero_fill: ZeroFill | None = None,
     ) -> None:
-        """Without a C its factor is 0 in every run, and D stands for it; `strides` lead from call to call of a batch.
+        """Without a C its factor is 0 in every run, and D is passed as C; `strides` are those between calls of a batch.
 
-        `zero_fill` is the part of D that is set to 0 before, for a library that reads C though its factor is 0.
+        `zero_fill` is the part of D that is set to 0 first, for a library that reads C even if its factor is 0.
         """
         super().__init__(executor, row)
         self._zero_fill = zero_fill
         self._spec, self._places, self._strides, self._algorithm = spec, places, strides, algorithm
-        anywhere = int(executor.workspace.c_ptr.value or 0)  # in place of a bias, whose address a run gives
+        anywhere = int(executor.workspace.c_ptr.value or 0)  # in place of the bias, whose address a run sets
         self._product = ProductDescriptor(self._handle.follow(), spec, algorithm, anywhere)
-        self._by_bias: dict[int, ProductDescriptor] = {}  # by its address; the one that was made first leaves first
+        self._by_bias: dict[int, ProductDescriptor] = {}  # by the bias's address; the oldest is removed first
         self._alpha, self._beta = (ctypes.c_float() for _ in range(2))
         self._slots = tuple(ctypes.c_void_p() for _ in range(6))
         self.reserve_workspace(self._product.workspace)
@@ -219,13 +220,13 @@ class ProductPlan(SharedWorkspacePlan):
         if place is None:
             return self._product
         address = arguments[place] + number * self._strides.bias
-        found = self._by_bias.get(address)
-        if found is None:
+        descriptor = self._by_bias.get(address)
+        if descriptor is None:
             if len(self._by_bias) >= max(MOST_BIASES, self._strides.calls):
                 del self._by_bias[next(iter(self._by_bias))]
-            found = ProductDescriptor(self._handle.c, self._spec, self._algorithm, address)
-            self._by_bias[address] = found
-        return found
+            descriptor = ProductDescriptor(self._handle.c, self._spec, self._algorithm, address)
+            self._by_bias[address] = descriptor
+        return descriptor
 
     def _call_arguments(self, product: ProductDescriptor, arguments: Sequence[Any], number: int = 0) -> tuple[Any, ...]:
         """The arguments of one call of a batch, in the order of alpha, A, B, beta, C and D."""
@@ -256,7 +257,7 @@ class ProductPlan(SharedWorkspacePlan):
             self.check_status(lt.cusparseLtMatmul, lt.cusparseLtMatmul.unchecked(handle, *call))
 
     def search(self, arguments: tuple[Argument, ...]) -> Algorithm:
-        """The fastest algorithm, which the library finds by running all, into D; the plan uses it from now on."""
+        """The fastest algorithm, which the library determines by running all, into D; the plan uses it from now on."""
         handle = self.current_handle()
         self._product = self._descriptor_for(arguments, 0)
         lt.cusparseLtMatmulSearch(handle, *self._call_arguments(self._product, arguments))

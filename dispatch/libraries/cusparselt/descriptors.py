@@ -1,7 +1,7 @@
 """cuSPARSELt's descriptors: of matrices, of a product, of the algorithm chosen for it, and its plan.
 
-All are structs that the caller owns and the library fills in and destroys. A product's structured operand is always A:
-a transposed product has it there. Follows https://docs.nvidia.com/cuda/cusparselt/functions.html.
+All are structs that the caller owns and the library initializes and destroys. The structured operand of a product is
+always A; ops transpose the product if needed. Follows https://docs.nvidia.com/cuda/cusparselt/functions.html.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ __all__ = [
     "ProductSpec",
 ]
 
-ALIGNMENT = 16  # bytes, of which every address is a multiple
+ALIGNMENT = 16  # bytes: the alignment of every address
 UNSUPPORTED = ("CUSPARSE_STATUS_NOT_SUPPORTED", "CUSPARSE_STATUS_INVALID_VALUE", "CUSPARSE_STATUS_ARCH_MISMATCH")
 
 
 class MatrixSpec(NamedTuple):
-    """What the descriptor of a matrix, or of a batch of them, is made from; extents and strides count elements."""
+    """The fields of the descriptor of a matrix, or of a batch of them; extents and strides count elements."""
 
     rows: int
     cols: int
@@ -40,12 +40,12 @@ class MatrixSpec(NamedTuple):
     dtype: int  # a cudaDataType
     by_rows: bool = True
     batch: int = 1
-    stride: int = 0  # from matrix to matrix; 0 is one for all
+    stride: int = 0  # from matrix to matrix; 0 if it is shared
     structured: bool = False
 
 
 class ProductSpec(NamedTuple):
-    """D = activation(alpha · op(A) · op(B) + beta · C + bias), before addresses; A is structured."""
+    """D = activation(alpha · op(A) · op(B) + beta · C + bias), without addresses; A is structured."""
 
     a: MatrixSpec
     b: MatrixSpec
@@ -55,14 +55,14 @@ class ProductSpec(NamedTuple):
     op_b: int
     compute: int  # a cusparseComputeType
     relu: tuple[float, float] | None = None  # the upper bound, and the threshold up to which it is 0
-    gelu: float | None = None  # the factor behind it
+    gelu: float | None = None  # the factor of the result
     bias_stride: int | None = None  # from bias to bias of a batch; None without a bias
-    alpha_vector: bool = False  # whether alpha is a number for each row, on the device
+    alpha_vector: bool = False  # whether alpha is a vector on the device, with a number for each row
     beta_vector: bool = False
 
 
 class Algorithm(NamedTuple):
-    """Choices of the algorithm; None leaves one to the library."""
+    """Choices of the algorithm; None leaves a choice to the library."""
 
     config_id: int | None = None
     split_k: int | None = None
@@ -91,12 +91,12 @@ class MatrixDescriptor:
         self.made, self.c = False, lt.cusparseLtMatDescriptor_t()
         orders = lt.cusparseOrder_t
         order = orders.CUSPARSE_ORDER_ROW if spec.by_rows else orders.CUSPARSE_ORDER_COL
-        given = (spec.rows, spec.cols, spec.ld, ALIGNMENT, lt.cudaDataType(spec.dtype), order)
+        arguments = (spec.rows, spec.cols, spec.ld, ALIGNMENT, lt.cudaDataType(spec.dtype), order)
         if spec.structured:
             half = lt.cusparseLtSparsity_t.CUSPARSELT_SPARSITY_50_PERCENT
-            call_or_refuse("cusparseLtStructuredDescriptorInit", handle, self.c, *given, half)
+            call_or_refuse("cusparseLtStructuredDescriptorInit", handle, self.c, *arguments, half)
         else:
-            call_or_refuse("cusparseLtDenseDescriptorInit", handle, self.c, *given)
+            call_or_refuse("cusparseLtDenseDescriptorInit", handle, self.c, *arguments)
         self.made = True
         if spec.batch > 1:
             attributes = lt.cusparseLtMatDescAttribute_t
@@ -117,12 +117,13 @@ class MatrixDescriptor:
 class ProductDescriptor:
     """The descriptor of a product, its algorithm, and its plan, for one bias.
 
-    The address of the bias is fixed when a plan is made. Another bias needs another set of all these structs: when a
-    plan was destroyed and made anew from the same descriptor and algorithm, 0.8.0 ended the process by SIGSEGV (sm_90).
+    The address of the bias is fixed when a plan is created. Another bias needs another set of all these structs: when a
+    plan was destroyed and created again from the same descriptor and algorithm, 0.8.0 ended the process by SIGSEGV
+    (sm_90).
     """
 
     def __init__(self, handle: Any, spec: ProductSpec, algorithm: Algorithm, bias: int) -> None:
-        """`bias` is an address, which is not read before the product is called."""
+        """`bias` is an address; it is not read before the product is called."""
         self._handle, self._spec = handle, spec
         self._selected = self._planned = False
         self._matrices = [MatrixDescriptor(handle, one) for one in (spec.a, spec.b, spec.c, spec.d)]
@@ -138,15 +139,15 @@ class ProductDescriptor:
         self._selected = True
         self._check_kernel(algorithm.config_id)
         for attribute, wanted in zip(ATTRIBUTES, algorithm, strict=True):
-            if wanted is not None and wanted != self._chosen(attribute):  # not every default may be set
+            if wanted is not None and wanted != self._chosen(attribute):  # the library rejects setting some defaults
                 number = ctypes.c_int(wanted)
-                given = (attribute, ctypes.byref(number), INT_BYTES)
-                call_or_refuse("cusparseLtMatmulAlgSetAttribute", handle, self.algorithm, *given)
+                arguments = (attribute, ctypes.byref(number), INT_BYTES)
+                call_or_refuse("cusparseLtMatmulAlgSetAttribute", handle, self.algorithm, *arguments)
         call_or_refuse("cusparseLtMatmulPlanInit", handle, self.plan, self.matmul, self.algorithm)
         self._planned = True
 
     def _check_kernel(self, config_id: int | None) -> None:
-        """Refused for a kernel number beyond those that the library has for the product."""
+        """Refused for a kernel number beyond the library's number of kernels for the product."""
         if config_id is None:
             return
         kernels = self._chosen(Kind.CUSPARSELT_MATMUL_ALG_CONFIG_MAX_ID)
@@ -174,9 +175,9 @@ class ProductDescriptor:
             self.set(Desc.CUSPARSELT_MATMUL_BIAS_POINTER, ctypes.c_void_p(bias))
 
     def set(self, attribute: Any, value: Any) -> None:
-        """Set one attribute of the product from a ctypes value of its type."""
-        given = (attribute, ctypes.byref(value), ctypes.sizeof(value))
-        call_or_refuse("cusparseLtMatmulDescSetAttribute", self._handle, self.matmul, *given)
+        """Set one attribute of the product from a ctypes value of the matching type."""
+        arguments = (attribute, ctypes.byref(value), ctypes.sizeof(value))
+        call_or_refuse("cusparseLtMatmulDescSetAttribute", self._handle, self.matmul, *arguments)
 
     @property
     def workspace(self) -> int:
@@ -187,13 +188,13 @@ class ProductDescriptor:
 
     @property
     def chosen(self) -> Algorithm:
-        """The present algorithm: the library's own choice, what was set, or what a search has found."""
+        """The present algorithm: the library's own choice, the caller's, or the result of a search."""
         return Algorithm(*map(self._chosen, ATTRIBUTES))
 
     def _chosen(self, attribute: Any) -> int:
         number = ctypes.c_int()
-        given = (attribute, ctypes.byref(number), INT_BYTES)
-        lt.cusparseLtMatmulAlgGetAttribute(self._handle, self.algorithm, *given)
+        arguments = (attribute, ctypes.byref(number), INT_BYTES)
+        lt.cusparseLtMatmulAlgGetAttribute(self._handle, self.algorithm, *arguments)
         return number.value
 
     @finalizer

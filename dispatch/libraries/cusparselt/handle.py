@@ -1,6 +1,6 @@
-"""The cuSPARSELt handle of an executor, with the memory that its plans share where the workspace is too small.
+"""The cuSPARSELt handle of an executor, with the memory that its plans share if the workspace is too small.
 
-A handle is a struct that the caller owns, for one device and no stream: each call is passed its stream.
+A handle is a struct that the caller owns, for one device and no stream: each call has its stream as an argument.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NAME = "cusparseLt"
 
 
 class Handle:
-    """A `cusparseLtHandle_t` of one executor; `c_stream` is where the executor's plans enqueue, once it is followed."""
+    """A `cusparseLtHandle_t` of one executor; `c_stream` is the stream on which its plans enqueue, set by `follow`."""
 
     __slots__ = ("_target", "c", "c_stream")  # an executor that only copies has no target, and no plans
 
@@ -32,7 +32,7 @@ class Handle:
         self.c_stream: Any = lt.cudaStream_t()
 
     def follow(self) -> Any:
-        """The struct; `c_stream` is the stream that the executor's plans enqueue on now."""
+        """The struct; also sets `c_stream` to the stream on which the executor's plans enqueue now."""
         self.c_stream.value = self._target.value
         return self.c
 
@@ -42,12 +42,12 @@ class Handle:
 
 
 def handle_of(executor: CudaExecutor) -> Handle:
-    """The one handle of an executor; once that is closed, another executor's of its device."""
-    found: Handle | None = executor.handles.get(NAME)
-    if found is None:
+    """The only handle of an executor; after the executor is closed, another executor of its device reuses it."""
+    handle: Handle | None = executor.handles.get(NAME)
+    if handle is None:
         c_handle = lent(executor, NAME, _create_handle, lt.cusparseLtDestroy.unchecked)
-        found = executor.handles[NAME] = Handle(executor, c_handle)
-    return found
+        handle = executor.handles[NAME] = Handle(executor, c_handle)
+    return handle
 
 
 def _create_handle() -> lt.cusparseLtHandle_t:
@@ -57,7 +57,7 @@ def _create_handle() -> lt.cusparseLtHandle_t:
 
 
 def library_stamp(executor: CudaExecutor) -> str:
-    """What decides the layout of the matrices that an executor compresses: library, version and architecture."""
-    # Asked of what is installed: an executor that only copies, as before a process of its own, knows no versions.
+    """The inputs that determine the layout of compressed matrices: library, version and architecture."""
+    # Read from the installed library: an executor that only copies, as in front of a child process, has no versions.
     version = ".".join(map(str, installed[NAME]))
     return f"{NAME} {version} {executor.device.arch}"

@@ -1,1 +1,1 @@
-"""cuTENSOR: its handle, descriptors and plans, and plans of ours that are calls of it one after another."""
+"""cuTENSOR: its handle, descriptors and plans, and this library's plans that make several calls of it in sequence."""

@@ -1,7 +1,7 @@
-"""Plans of `cutensorBlockSparseContract`: a contraction of tensors of which some blocks are there.
+"""Plans of `cutensorBlockSparseContract`: a contraction of tensors that store only some of their blocks.
 
-Each tensor's blocks lie in one piece of memory, at places that the op says; cuTENSOR is given the address of each. What
-it does with these lists, and on which streams of its own, it says nowhere: a call is never recorded.
+The blocks of a tensor are in one piece of memory, at offsets that the op computes; cuTENSOR gets the address of each.
+The documentation does not say how cuTENSOR uses these lists, or on which internal streams: a call is never recorded.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 __all__ = ["BlockSparseOperand", "BlockSparsePlan", "ZeroPlan"]
 
-IDENTITY = 1  # cutensorOperator_t: no other is there
+IDENTITY = 1  # cutensorOperator_t: the only operator that is supported
 Shape = tuple[int, ...]
 
 
 class BlockSparseOperand(NamedTuple):
-    """A block-sparse tensor whose blocks are in C order: where its address is in a run's arguments, and its form."""
+    """A block-sparse tensor with blocks in C order: the index of its address in a run's arguments, and its form."""
 
     place: int
     modes: str
@@ -72,7 +72,7 @@ class BlockSparsePlan(Plan):
         reproducible: bool,
         zeroed: int = 0,
     ) -> None:
-        """`zeroed` is how many bytes of the result are set to 0 first, unless it is what is added."""
+        """`zeroed` is the number of bytes of the result to set to 0 first, unless the result is the added operand."""
         super().__init__(row, capture_safe=False)
         self._zeroed, self._adds = zeroed, operands[2].place != operands[3].place
         self._executor, self._handle = executor, handle_of(executor)
@@ -91,37 +91,39 @@ class BlockSparsePlan(Plan):
     def _make(
         self, operands: tuple[BlockSparseOperand, ...], dtype: Dtype, compute: Compute, reproducible: bool
     ) -> int:
-        """The plan, and how many bytes it works in."""
+        """Make the plan; return the size of its workspace in bytes."""
         handle = self._handle.follow()
         a, b, _, d = operands
         tensors = [tensor_descriptor(handle, operand, dtype) for operand in (a, b, d)]
-        given: list[Any] = []
-        for operand, tensor in zip((a, b, d), tensors, strict=True):  # c has the very descriptor of d
-            given += [tensor.handle, mode_numbers(operand.modes[::-1]), IDENTITY]
-        described, chosen = (
+        operand_arguments: list[Any] = []
+        for operand, tensor in zip((a, b, d), tensors, strict=True):  # c uses the same descriptor object as d
+            operand_arguments += [tensor.handle, mode_numbers(operand.modes[::-1]), IDENTITY]
+        operation, preference = (
             OwnedHandle("cutensorOperationDescriptor_t", *tensors),
             OwnedHandle("cutensorPlanPreference_t"),
         )
         word = getattr(cutensor, f"CUTENSOR_COMPUTE_DESC_{COMPUTE[compute]}")
         create: Any = cutensor.cutensorCreateBlockSparseContraction
-        create(handle, ctypes.byref(described.handle), *given, tensors[-1].handle, given[-2], word)
+        create(
+            handle, ctypes.byref(operation.handle), *operand_arguments, tensors[-1].handle, operand_arguments[-2], word
+        )
         if reproducible:
-            named = cutensor.cutensorOperationDescriptorAttribute_t
-            attribute, number = named.CUTENSOR_OPERATION_DESCRIPTOR_BLOCKSPARSE_REPRODUCIBLE, ctypes.c_int32(1)
+            attributes = cutensor.cutensorOperationDescriptorAttribute_t
+            attribute, number = attributes.CUTENSOR_OPERATION_DESCRIPTOR_BLOCKSPARSE_REPRODUCIBLE, ctypes.c_int32(1)
             cutensor.cutensorOperationDescriptorSetAttribute(
-                handle, described.handle, attribute, ctypes.byref(number), ctypes.sizeof(number)
+                handle, operation.handle, attribute, ctypes.byref(number), ctypes.sizeof(number)
             )
         algo, jit = cutensor.cutensorAlgo_t, cutensor.cutensorJitMode_t
         cutensor.cutensorCreatePlanPreference(
-            handle, ctypes.byref(chosen.handle), algo.CUTENSOR_ALGO_DEFAULT, jit.CUTENSOR_JIT_MODE_NONE
+            handle, ctypes.byref(preference.handle), algo.CUTENSOR_ALGO_DEFAULT, jit.CUTENSOR_JIT_MODE_NONE
         )
         needed, kind = ctypes.c_uint64(), cutensor.cutensorWorksizePreference_t.CUTENSOR_WORKSPACE_DEFAULT
         cutensor.cutensorEstimateWorkspaceSize(
-            handle, described.handle, chosen.handle, kind, ctypes.byref(needed)
-        )  # which is exact here, as the documentation says
-        self._plan = OwnedHandle("cutensorPlan_t", described, chosen)
+            handle, operation.handle, preference.handle, kind, ctypes.byref(needed)
+        )  # the estimate is exact here, according to the documentation
+        self._plan = OwnedHandle("cutensorPlan_t", operation, preference)
         cutensor.cutensorCreatePlan(
-            handle, ctypes.byref(self._plan.handle), described.handle, chosen.handle, needed.value
+            handle, ctypes.byref(self._plan.handle), operation.handle, preference.handle, needed.value
         )
         return needed.value
 
@@ -149,7 +151,7 @@ class BlockSparsePlan(Plan):
 
 
 class ZeroPlan(Plan):
-    """A sum of nothing: all bytes of an operand are set to 0."""
+    """The contraction of no blocks: all bytes of the result are set to 0."""
 
     __slots__ = ("_executor", "_nbytes", "_place")
 
@@ -163,23 +165,23 @@ class ZeroPlan(Plan):
 
 
 def tensor_descriptor(handle: Any, operand: BlockSparseOperand, dtype: Dtype) -> OwnedHandle:
-    """The descriptor of a tensor: its modes the other way round, so that blocks in C order are column-major there.
+    """The descriptor of a tensor: its modes in reverse order, so that blocks in C order are column-major there.
 
-    That is what cuTENSOR takes where no strides are given; of blocks with extents of 1 strides in C order would not
-    always be in one order.
+    cuTENSOR assumes column-major blocks where no strides are given. Strides are not given, because for blocks with
+    extents of 1 the strides of C order would not always be in the same order.
     """
-    made = OwnedHandle("cutensorBlockSparseTensorDescriptor_t")
+    descriptor = OwnedHandle("cutensorBlockSparseTensorDescriptor_t")
     sections = operand.sections[::-1]
     counts = _array(ctypes.c_uint32, [len(one) for one in sections])
     extents = _array(ctypes.c_int64, [extent for one in sections for extent in one])
     places = _array(ctypes.c_int32, [place for block in operand.blocks for place in block[::-1]])
     kind = cutensor.cudaDataType_t(dtype.cuda)
     cutensor.cutensorCreateBlockSparseTensorDescriptor(
-        handle, ctypes.byref(made.handle), len(sections), len(operand.blocks), counts, extents, places, None, kind
+        handle, ctypes.byref(descriptor.handle), len(sections), len(operand.blocks), counts, extents, places, None, kind
     )
-    return made
+    return descriptor
 
 
 def _array(kind: Any, values: list[int]) -> Any:
-    """Numbers in host memory, of which there may be none."""
+    """Numbers in host memory; the list may be empty."""
     return (kind * max(len(values), 1))(*values)

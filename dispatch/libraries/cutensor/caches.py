@@ -1,7 +1,8 @@
-"""What cuTENSOR keeps of its own on disk, for each GPU model and version of it: compiled kernels, and plans.
+"""The caches that cuTENSOR itself keeps on disk, for each GPU model and cuTENSOR version: compiled kernels, and plans.
 
-Kernels are the library's: a process reads them once, before its first plan that may compile one, and writes them behind
-each such plan that has compiled another. Plans are a handle's: which kernels incremental autotune has found.
+Kernels belong to the library: a process reads them once, before its first plan that may compile one, and writes them
+after each such plan that compiled another. Plans belong to a handle: they hold the kernels that incremental autotune
+chose.
 Follows https://docs.nvidia.com/cuda/cutensor/latest/plan_cache.html.
 """
 
@@ -20,10 +21,10 @@ if TYPE_CHECKING:
 
 __all__ = ["read_kernels", "read_plans", "write_kernels", "write_plans"]
 
-PLANS = 1024  # that a handle keeps once it reads them: by itself 64, and a file with more would be refused
+PLANS = 1024  # size of a handle's plan cache once it reads plans; the default is 64, and a larger file would be refused
 
 
-cache_of = cache(LibraryCache)  # the one of this process
+cache_of = cache(LibraryCache)  # one cache for this process
 
 
 def _named(kind: str, executor: CudaExecutor) -> tuple[str, str, str]:
@@ -32,26 +33,26 @@ def _named(kind: str, executor: CudaExecutor) -> tuple[str, str, str]:
 
 
 def read_kernels(executor: CudaExecutor) -> bool:
-    """Have the library take the kernels that are on disk; whether there are any."""
+    """Have the library read the kernels that are on disk; returns whether there were any."""
     handle = handle_of(executor).c_handle
-    kept = cache_of(*_named("kernels", executor))
-    return kept.load(lambda path: cutensor.cutensorReadKernelCacheFromFile(handle, path))
+    kernel_cache = cache_of(*_named("kernels", executor))
+    return kernel_cache.load(lambda path: cutensor.cutensorReadKernelCacheFromFile(handle, path))
 
 
 def write_kernels(executor: CudaExecutor) -> bool:
-    """Keep the kernels that the library has compiled, and what other processes have kept; whether they are on disk."""
+    """Write the kernels of the library, merged with those of other processes; returns whether they are on disk."""
     handle = handle_of(executor).c_handle
-    kept = cache_of(*_named("kernels", executor))
-    return kept.save(
+    kernel_cache = cache_of(*_named("kernels", executor))
+    return kernel_cache.save(
         lambda path: cutensor.cutensorWriteKernelCacheToFile(handle, path),
         lambda path: cutensor.cutensorReadKernelCacheFromFile(handle, path),
     )
 
 
 def read_plans(executor: CudaExecutor) -> bool:
-    """Have the executor's handle take the plans that are on disk, once; whether there were any.
+    """Have the executor's handle read the plans that are on disk, once; returns whether there were any.
 
-    What it had before is forgotten, as cuTENSOR reads them.
+    cuTENSOR then drops the plans that the handle had before.
     """
     owner = handle_of(executor)
     if owner.has_read_plans:
@@ -67,7 +68,7 @@ def read_plans(executor: CudaExecutor) -> bool:
 
 
 def write_plans(executor: CudaExecutor) -> bool:
-    """Keep the plans of the executor's handle; whether they are on disk. Of several processes the last one's stay."""
+    """Write the plans of the executor's handle; returns whether they are on disk. The last process to write wins."""
     handle = handle_of(executor).c_handle
-    kept = LibraryCache(*_named("plans", executor))  # each handle reads and writes it for itself
-    return kept.save(lambda path: cutensor.cutensorHandleWritePlanCacheToFile(handle, path))
+    plan_cache = LibraryCache(*_named("plans", executor))  # not shared: each handle reads and writes its own
+    return plan_cache.save(lambda path: cutensor.cutensorHandleWritePlanCacheToFile(handle, path))

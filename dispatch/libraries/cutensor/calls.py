@@ -1,6 +1,6 @@
-"""Plans of one or more calls of cuTENSOR, one behind the other: all is ready but the addresses and the numbers.
+"""Plans of one or more cuTENSOR calls in sequence: everything is prepared but the addresses and the numbers.
 
-The ops say which operations, and what of a run's arguments each call has; nothing is chosen here but by cuTENSOR.
+The ops choose the operations, and which arguments of a run each call gets; only cuTENSOR chooses anything here.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ __all__ = ["Call", "Constant", "Operand", "Scalar", "TensorPlan", "Zero"]
 
 
 class Operand(NamedTuple):
-    """The place of an operand's address in the arguments of a run."""
+    """The index of an operand's address in the arguments of a run."""
 
     place: int
 
 
 class Scalar(NamedTuple):
-    """The place of a number in the arguments of a run."""
+    """The index of a number in the arguments of a run."""
 
     place: int
 
@@ -47,9 +47,9 @@ class Constant(NamedTuple):
 
 
 class Call(NamedTuple):
-    """An operation, the function that carries it out, and its arguments behind the handle and the plan.
+    """An operation, the function that executes it, and its arguments after the handle and the plan.
 
-    With `uses_workspace` the workspace and its size follow them, before the stream, which is last.
+    With `uses_workspace`, the workspace and its size follow these arguments; the stream is last.
     """
 
     operation: Operation
@@ -60,15 +60,15 @@ class Call(NamedTuple):
 
 
 class Zero(NamedTuple):
-    """The bytes of an operand set to 0."""
+    """Sets the bytes of an operand to 0."""
 
     place: int
-    low: int  # where they begin, in bytes from its address
+    low: int  # offset of the first byte from the operand's address
     nbytes: int
 
 
 class CallStep:
-    """A call with everything but the addresses and the numbers filled in."""
+    """A call that is prepared except for the addresses and the numbers."""
 
     __slots__ = (
         *("_arguments", "_executor", "_function", "_handle", "_is_repeatable", "_numbers", "_slots", "_stream"),
@@ -81,7 +81,7 @@ class CallStep:
             self.kernel = KernelPlan(self._handle.follow(), call.operation, call.preference)
         except CutensorError as error:
             raise failure(executor, error) from error
-        # Nothing is added, so that what is written is not read.
+        # A factor of 0 means that nothing is added: the call does not read what it writes.
         self._is_repeatable = any(isinstance(one, Constant) and one.value == 0 for one in call.arguments)
         self._function: Any = getattr(cutensor, call.execute)
         self._slots: list[tuple[ctypes.c_void_p, int]] = []
@@ -89,7 +89,7 @@ class CallStep:
         self._arguments: tuple[Any, ...] = tuple(map(self._bind_argument, call.arguments))
 
     def set_workspace(self, address: int) -> None:
-        """Give it the workspace at an address, of as many bytes as its kernel needs."""
+        """Set the workspace, which must be as large as the kernel needs."""
         size = self.kernel.workspace
         self._arguments = (*self._arguments, ctypes.c_void_p(address if size else None), size)
 
@@ -104,7 +104,7 @@ class CallStep:
             number.set(argument.value)
         else:
             place = argument.place
-        self._numbers.append((number, place))  # which keeps it
+        self._numbers.append((number, place))  # keeps the number alive
         return number.address
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
@@ -121,7 +121,7 @@ class CallStep:
             self._retry_or_raise(status)
 
     def _retry_or_raise(self, status: int) -> None:
-        """Make the call once more where there is memory now; raises what it failed with."""
+        """Make the call again if memory could be freed; raises the error of the failed call."""
         error = self._function.error(status)
         if self._is_repeatable and free_kept_memory(self._executor, error):
             handle = self._handle.follow()
@@ -133,11 +133,11 @@ class CallStep:
 
 
 class TensorPlan(Plan):
-    """Calls and what is around them, in their order; they share one workspace.
+    """Calls and the steps around them, in order; they share one workspace.
 
-    `in_order` says whether all of a call runs on the stream. Where a part of it may run beside, the host waits for what
-    is enqueued first, and nothing is captured: of operands that were still being written the contraction of three was
-    wrong on an H200 (cuTENSOR 2.8.1).
+    `in_order` says whether all work of a call runs on the stream. If a part of it may run concurrently, the host first
+    waits for the enqueued work, and nothing is captured: cuTENSOR 2.8.1's contraction of three tensors gave wrong
+    results on an H200 while its operands were still being written.
     """
 
     __slots__ = ("_executor", "_in_order", "_memory", "_steps")
@@ -160,7 +160,8 @@ class TensorPlan(Plan):
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         memory = self._memory
         if memory is not None and memory.owner is not self._executor.stream:
-            # Made while the caller captured the executor's stream, on another one, which was waited for since.
+            # The plan was made on another stream, while the caller captured the executor's; that stream has finished
+            # since.
             memory.owner = memory.writer = self._executor.stream
         if not self._in_order:
             with relaxed():

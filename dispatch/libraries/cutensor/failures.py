@@ -1,9 +1,9 @@
-"""Which error a failed call of cuTENSOR raises: its status does not say whether memory was short.
+"""The error that a failed cuTENSOR call raises; its status does not say whether memory was short.
 
-Besides the workspace that it is given, cuTENSOR allocates memory of its own: when a kernel is first loaded, and in some
-contractions, such as those to a scalar, in each call. When there is none left it returns CUTENSOR_STATUS_CUDA_ERROR,
-which its documentation lists for any error of CUDA, "e.g., out of memory"; cutensorCreate then returns
-CUTENSOR_STATUS_NOT_SUPPORTED, as for a GPU that it does not know (seen with 2.8.1 on an H100). Memory may be short
+In addition to its workspace, cuTENSOR allocates memory itself: when a kernel is first loaded, and in some
+contractions, such as those to a scalar, in each call. Without free memory it returns CUTENSOR_STATUS_CUDA_ERROR,
+which its documentation lists for any CUDA error, "e.g., out of memory"; cutensorCreate then returns
+CUTENSOR_STATUS_NOT_SUPPORTED, as for an unsupported GPU (seen with 2.8.1 on an H100). Memory may be short
 because this process keeps freed blocks for its next tensors, or because of other processes on the GPU.
 """
 
@@ -32,10 +32,10 @@ def may_be_memory(error: CudaError) -> bool:
 
 
 def free_kept_memory(executor: CudaExecutor, error: CudaError) -> bool:
-    """Give back the memory that this process keeps but no tensor uses, if a call may have failed for lack of it.
+    """Free the memory that this process caches and no tensor uses, if a call may have failed for lack of memory.
 
-    Returns whether to make the call again. Never while it is recorded or captured, because giving memory back waits for
-    the device.
+    Returns whether to make the call again. It frees nothing while the call is recorded or captured, because freeing
+    memory waits for the device.
     """
     is_recorded = (executor.target.value or 0) != (executor.stream.c_handle.value or 0)
     if is_recorded or executor.captured or not (may_be_memory(error) and free_memory().is_short):
@@ -45,9 +45,9 @@ def free_kept_memory(executor: CudaExecutor, error: CudaError) -> bool:
 
 
 def failure(executor: CudaExecutor, error: CudaError) -> Exception:
-    """The error to raise for a call that failed: OutOfMemory where little memory is free, else the library's own.
+    """The error to raise for a failed call: OutOfMemory if little memory is free, else the library's error.
 
-    Raises DeviceFault where it is the device that is lost.
+    Raises DeviceFault if the device is lost.
     """
     executor.stream.done()
     if not may_be_memory(error):

@@ -1,6 +1,6 @@
-"""The cuTENSOR handle of an executor, with the memory that its plans share where the executor's workspace is too small.
+"""The cuTENSOR handle of an executor, and the memory that its plans share if the executor's workspace is too small.
 
-A handle has no stream: each call is told one. It is one executor's all the same, for it caches plans.
+A handle has no stream: each call takes one as an argument. Each executor still has its own handle, for its plan cache.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Handle(StreamHandle):
         super().__init__(executor)
 
     def make(self, executor: CudaExecutor) -> None:
-        """Create the handle, once more where there is memory for it only then; OutOfMemory where there is none."""
+        """Create the handle; if that fails for lack of memory, free memory and try again. OutOfMemory if both fail."""
         try:
             self.create(self.c_handle)
         except CutensorError as error:
-            self.c_handle = self.kind()  # whatever a call that failed has left in it
+            self.c_handle = self.kind()  # discard the value that a failed call may have written
             if not free_kept_memory(executor, error):
                 raise failure(executor, error) from error
             self._make_again(executor)
@@ -61,7 +61,7 @@ class Handle(StreamHandle):
 
     @staticmethod
     def set_stream(c_handle: Any, stream: int | None) -> None:
-        """Nothing is to be done: see `follow`."""
+        """Does nothing: see `follow`."""
 
     def follow(self) -> Any:
         """The handle; `c_stream` is the stream that the executor's plans enqueue on now."""
@@ -69,7 +69,7 @@ class Handle(StreamHandle):
         return self.c_handle
 
     def memory(self, executor: CudaExecutor, nbytes: int) -> tuple[Storage | None, int]:
-        """So many bytes to work in and their address, which plans that run one after the other share."""
+        """A workspace of `nbytes` and its address; plans that run one after the other share it."""
         return beyond_workspace(executor, nbytes, self.name)
 
 

@@ -1,6 +1,6 @@
-"""cuTENSOR's incremental autotune: each plan of one operation is made with another kernel, until the fastest stays.
+"""cuTENSOR's incremental autotune: each new plan of an operation tries another kernel, until the fastest is chosen.
 
-cuTENSOR times the kernels as they run, and its cache of plans, which the handle has, remembers what it found.
+cuTENSOR times the kernels as they run, and the plan cache of the handle stores the result.
 Follows https://docs.nvidia.com/cuda/cutensor/latest/plan_cache.html.
 """
 
@@ -23,10 +23,11 @@ __all__ = ["TuningPlan"]
 
 
 class TuningPlan(Plan):
-    """A plan that is made anew for each of its first calls; the one behind these is kept, and on disk.
+    """A plan that is made again for each of its first calls; the last one is kept, and written to disk.
 
-    The first is made at once, and is Refused where cuTENSOR has no kernel. Nothing is recorded before the last. What
-    was tried is there until all of it has run, for cuTENSOR says nowhere when it looks at how long a kernel took.
+    The first is made at once, and is Refused if cuTENSOR has no kernel. Nothing is recorded until the last one is made.
+    All tried plans are kept until their work has finished: the documentation does not say when cuTENSOR reads the
+    timings.
     """
 
     __slots__ = ("_executor", "_left", "_make", "_plan", "_tried")
@@ -39,18 +40,18 @@ class TuningPlan(Plan):
 
     @property
     def is_tuned(self) -> bool:
-        """Whether the kernel stays as it is."""
+        """Whether the kernel is final."""
         return self._left == 0
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
-        """Call cuTENSOR by this call's kernel."""
+        """Call cuTENSOR with the kernel of this call."""
         self._plan.enqueue(arguments)
         if self._left:
             self._left -= 1
             self._tried.append(self._plan)
             try:
-                self._plan = self._make()  # of the next call; behind the last one, of all further ones
-            except Refused:  # of a further kernel: that at hand stays
+                self._plan = self._make()  # for the next call; after the last trial, for all further calls
+            except Refused:  # no further kernel: the current one is kept
                 self._left = 0
             if not self._left:
                 self._executor.stream.synchronize()

@@ -1,7 +1,7 @@
-"""What an epilogue tree computes, in NumPy and in any precision: the reference of every tree, and the host's rows.
+"""The results of an epilogue tree in NumPy, in any precision: the reference of every tree, and the host's rows.
 
-Called with the accumulator and the operands by name, it gives D and all outputs of the tree. It follows the tree node
-by node and rounds nothing: the caller rounds on the way out.
+`evaluate` takes the accumulator and the operands by name, and returns D and all outputs of the tree. It follows the
+tree node by node and rounds nothing: the caller rounds the results.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def evaluate(tree: Node, accumulator: Array, operands: Mapping[str, Array], sour
 
     `accumulator` is (…, m, n); rows are (…, n), cols (…, m), scalars of one element.
     """
-    with np.errstate(all="ignore"):  # as on a GPU, an overflow is a value and no warning
+    with np.errstate(all="ignore"):  # as on a GPU, an overflow gives a value and no warning
         return _evaluate(tree, accumulator, operands, source)
 
 
@@ -42,8 +42,8 @@ def _evaluate(tree: Node, accumulator: Array, operands: Mapping[str, Array], sou
             values[node] = _leaf(node, accumulator, operands, source)
         elif isinstance(node, (Store, Reduce)):
             values[node] = inputs[0]
-            whole = np.broadcast_to(inputs[0], accumulator.shape)
-            outputs[node.name] = whole if isinstance(node, Store) else REDUCE[node.function](whole, AXES[node.over])
+            matrix = np.broadcast_to(inputs[0], accumulator.shape)
+            outputs[node.name] = matrix if isinstance(node, Store) else REDUCE[node.function](matrix, AXES[node.over])
         else:
             values[node] = _compute(node, inputs)
     return {"out": np.broadcast_to(values[tree], accumulator.shape), **outputs}
@@ -58,10 +58,10 @@ def _leaf(node: Leaf, accumulator: Array, operands: Mapping[str, Array], source:
         if source is None:
             raise KeyError("c")
         return source.astype(accumulator.dtype)
-    given = operands[node.name].astype(accumulator.dtype)
+    operand = operands[node.name].astype(accumulator.dtype)
     if node.kind == "scalar":
-        return given.reshape(())
-    return given[..., None, :] if node.kind == "row" else given[..., :, None] if node.kind == "col" else given
+        return operand.reshape(())
+    return operand[..., None, :] if node.kind == "row" else operand[..., :, None] if node.kind == "col" else operand
 
 
 def _compute(node: Node, inputs: list[Array]) -> Array:
@@ -75,7 +75,7 @@ def _compute(node: Node, inputs: list[Array]) -> Array:
 
 
 def _sigmoid(x: Array) -> Array:
-    # 1 / (1 + exp(-x)) overflows for large negative x; by tanh it does not.
+    # 1 / (1 + exp(-x)) overflows for large negative x; the formula with tanh does not.
     return np.asarray(0.5 * (1 + np.tanh(0.5 * x)))
 
 
@@ -118,12 +118,12 @@ REDUCE: dict[str, Callable[..., Array]] = {
 
 
 def rounded(values: Array, dtype: Dtype) -> Array:
-    """To an output's dtype as the GPU rounds: to nearest, and to the largest finite fp8 or i8 instead of beyond it."""
+    """Round to an output's dtype as the GPU does: to nearest, and to the largest finite fp8 or i8 beyond its range."""
     if dtype in FP8:
         largest = LARGEST[dtype]
         values = np.where(np.isnan(values), values, np.clip(values, -largest, largest))
     elif dtype.numpy.kind == "i":
         limits = np.iinfo(dtype.numpy)
         values = np.clip(np.rint(values), limits.min, limits.max)
-    with np.errstate(all="ignore"):  # to infinity, as on the GPU
+    with np.errstate(all="ignore"):  # on overflow, infinity as on the GPU
         return values.astype(dtype.numpy)

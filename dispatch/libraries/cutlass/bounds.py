@@ -1,7 +1,7 @@
-"""How far a kernel's epilogue may be from the exact one: errors followed through a tree, node by node.
+"""The allowed errors of a kernel's epilogue: error bounds that propagate through a tree, node by node.
 
-cases.py starts it with the product's own error. Bounds are of magnitude, element by element, and hold for any order of
-summation. This is arithmetic on arrays, and knows no device.
+cases.py starts with the product's own error. Bounds are for the magnitude of errors, element by element, and hold for
+any order of summation. This file does arithmetic on arrays, and knows no device.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 __all__ = ["SUMS", "errors_of", "product_error", "stored"]
 
-SUMS = {True: 2.0**-52, False: 2.0**-23}  # of f64, and of all others
+SUMS = {True: 2.0**-52, False: 2.0**-23}  # of f64, and of all other dtypes
 
-UNIT = 2.0**-23  # of f32, in which trees are computed: a whole unit, for the GPU's products may not be fused
+UNIT = 2.0**-23  # of f32, in which trees are computed: a whole unit, because the GPU may not fuse products
 # The steepest slope of each function, and what the GPU's approximation adds: absolute, and as a share of |x|.
-# tanh.approx is off by 2^-10.99; sigmoid, silu and the tanh form of gelu are made of it or of ex2.approx.
+# The error of tanh.approx is 2^-10.99; sigmoid, silu and the tanh form of gelu use it or ex2.approx.
 FUNCTIONS = {
     "relu": (1.0, 0.0, 0.0),
     "gelu": (1.13, 1e-6, 2e-6),
@@ -41,7 +41,7 @@ FUNCTIONS = {
 
 
 def product_error(a: Array, b: Array, dtype: Dtype, compute: Compute | None, *, on_host: bool) -> Array:
-    """How far A · B may be off: its rounding errors grow like √k, TF32's operands and fp8's sums are cut off."""
+    """The allowed error of A · B: rounding errors grow like √k, and TF32's operands and fp8's sums are truncated."""
     if dtype is I8:
         return np.zeros(())
     size = np.abs(a) @ np.abs(b)
@@ -86,7 +86,7 @@ def _value(node: Node, accumulator: Array, operands: Mapping[str, Array], source
 
 
 def _step(node: Node, inputs: list[tuple[Array, Array]], unit: float) -> Array:
-    """What a node makes of its inputs' errors."""
+    """The error of a node's result from its inputs' errors."""
     (x, ex), *rest = inputs
     if isinstance(node, Unary):
         slope, absolute, share = FUNCTIONS[node.function]
@@ -104,21 +104,21 @@ def _step(node: Node, inputs: list[tuple[Array, Array]], unit: float) -> Array:
 
 
 def _output(node: Node, values: Array, errors: Array) -> Array:
-    """The bound of a stored matrix, or of a reduction: a sum is off by the root of its length, others pick one."""
+    """The bound of a stored matrix, or of a reduction: sums grow like the root of their length, others pick one."""
     if not isinstance(node, Reduce):
         return errors
     axis: tuple[int, ...] = {"m": (-2,), "n": (-1,), "mn": (-2, -1)}[node.over]
     if node.function not in ("sum", "mean"):
         return np.asarray(errors.max(axis=axis))
     count = float(np.prod([values.shape[a] for a in axis]))
-    # What is off in the terms is off by chance, but for what all have in common, which their own sum has, too.
+    # The errors of the terms are independent, except for a common part, which the error of their sum contains.
     together = np.sqrt((errors * errors).sum(axis=axis))
     total = together + (8 + 4 * np.sqrt(count)) * UNIT * np.abs(values).sum(axis=axis)
     return np.asarray(total / count if node.function == "mean" else total)
 
 
 def stored(error: Array, values: Array, dtype: Dtype) -> Array:
-    """The bound after rounding to a dtype, or to the nearest that it holds."""
+    """The bound after rounding to a dtype, or to the nearest value that it can represent."""
     if dtype.numpy.kind == "i":
         return np.asarray(
             error + 0.5 + np.maximum(np.abs(values) - np.iinfo(dtype.numpy).max, 0) + 1e-6 * np.abs(values)

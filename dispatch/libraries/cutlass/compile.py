@@ -1,8 +1,8 @@
 """From a kernel's source to its cubin: memory, disk, or NVRTC in a process of its own, several at once.
 
-Plans ask `request` for a future and wait for it, `precompile` asks for many, and within `compiling_in_background` plans
-only start what they would wait for. A second request for a kernel that is being compiled gets the same future. NVRTC
-holds the interpreter for as long as it runs, hence the processes.
+Plans ask `request` for a future and wait for it; `precompile` asks for many. Within `compiling_in_background`, plans
+only start the compilations that they would wait for. A second request for a kernel that is being compiled gets the same
+future. NVRTC holds the GIL while it runs, so it runs in separate processes.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ OPTIONS = (
     "-std=c++17",
     "-default-device",
     "-DNDEBUG",
-    "-diag-suppress=177",  # what a header declares and this kernel does not use
-    # Division by multiplication takes 128 bits to set up for all but powers of two, and without them CUTLASS stops at
-    # a breakpoint instruction: a launch failure (719) for most extents.
+    "-diag-suppress=177",  # variables that a header declares and this kernel does not use
+    # Division by multiplication needs 128-bit integers to prepare divisors that are no powers of two; without them
+    # CUTLASS stops at a breakpoint instruction: a launch failure (719) for most extents.
     "-device-int128",
     "-DCUTLASS_UINT128_NATIVE",
 )
 MOST_COMPILERS = 16
-COMPILER_BYTES = 4 << 30  # what NVRTC takes for one kernel: 2.5 to 3.9 GB with 13.5
-LOG_LINES = 3  # of the compiler's errors that a message shows
+COMPILER_BYTES = 4 << 30  # memory of NVRTC for one kernel: 2.5 to 3.9 GB with 13.5
+LOG_LINES = 3  # lines of the compiler's errors in a message
 
 
 class CompileFailed(DispatchError, RuntimeError):
-    """A kernel that NVRTC refuses: which one, its first error, and where the whole log is."""
+    """A kernel that NVRTC refuses: its name, the first error, and the path of the whole log."""
 
     def __init__(self, label: str, error: str, log: str) -> None:
         self.label, self.error, self.log = label, error, log
@@ -72,31 +72,31 @@ class CompileFailed(DispatchError, RuntimeError):
 
 
 def kernel_id(source: Source, target: str) -> str:
-    """The digest of what is compiled, without what it is compiled with."""
+    """The digest of the source and target, without the toolchain."""
     return hashlib.sha256("\0".join((source.text, target, *OPTIONS)).encode()).hexdigest()
 
 
 @cache
 def toolchain() -> str | None:
-    """NVRTC, CUTLASS and CCCL by version, and our amendments by digest; None where something is missing."""
+    """The versions of NVRTC, CUTLASS and CCCL, and the digest of our amendments; None if something is missing."""
     from dispatch.libraries.nvrtc.compiled import compiler
 
     try:
-        found = headers.find()
+        installed = headers.find()
     except headers.HeadersMissing:
         return None
     nvrtc = compiler()
     if nvrtc is None:
         return None
-    amendments = hashlib.sha256(json.dumps(found.texts, sort_keys=True).encode()).hexdigest()[:16]
-    return f"{nvrtc}, CUTLASS {found.cutlass}, CCCL {found.cccl}, amendments {amendments}"
+    amendments = hashlib.sha256(json.dumps(installed.texts, sort_keys=True).encode()).hexdigest()[:16]
+    return f"{nvrtc}, CUTLASS {installed.cutlass}, CCCL {installed.cccl}, amendments {amendments}"
 
 
 def plan_of(plan: Callable[..., Plan], request: Any, executor: CudaExecutor, row: Row) -> Plan:
     """A plan of a CUTLASS row.
 
     If its kernel cannot be compiled here, that is an error for a request that only CUTLASS can run (`has_tree`), and
-    Refused for any other one: the next row is asked, and a race goes on among the other rows.
+    Refused for any other one: the next row is tried, and a race continues among the other rows.
     """
     try:
         return plan(request, executor, row)
@@ -114,7 +114,7 @@ _here = threading.local()
 _lock = threading.Lock()
 _known: dict[str, Future[bytes]] = {}
 anew(sys.modules[__name__], "_lock", threading.Lock)
-anew(sys.modules[__name__], "_known", dict)  # what is being compiled, the parent will have
+anew(sys.modules[__name__], "_known", dict)  # the parent receives the results of its compilations
 
 
 @cache
@@ -125,12 +125,12 @@ def _compilers() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max(1, count), thread_name_prefix="nvrtc")
 
 
-os.register_at_fork(after_in_child=_compilers.cache_clear)  # the threads are not there
+os.register_at_fork(after_in_child=_compilers.cache_clear)  # a forked child does not have the threads
 
 
 @contextmanager
 def compiling_in_background() -> Iterator[set[Future[bytes]]]:
-    """Within it this thread's `request` raises StillCompiling for what is not compiled yet; gives what was started."""
+    """Make this thread's `request` raise StillCompiling for uncompiled kernels; yields the compilations it started."""
     started: set[Future[bytes]] = set()
     _here.started = started
     try:
@@ -140,7 +140,7 @@ def compiling_in_background() -> Iterator[set[Future[bytes]]]:
 
 
 def request(source: Source, target: str, label: str) -> Future[bytes]:
-    """The future cubin of a source: it is there already, being compiled, or about to be."""
+    """The future cubin of a source, which is compiled already, being compiled, or starts to be."""
     future = _request(source, target, label)
     started = getattr(_here, "started", None)
     if started is not None and not future.done():
@@ -174,10 +174,10 @@ def _kept(kernel: str) -> Entry | None:
 
 
 def _compile(kernel: str, text: str, target: str, label: str) -> bytes:
-    """Compile in a child process, and keep the result."""
+    """Compile in a child process, and store the result."""
     chain = toolchain()
     if chain is None:
-        headers.find()  # says what is missing
+        headers.find()  # raises with a message about what is missing
         raise headers.HeadersMissing(f"{label} is not compiled yet, and there is no NVRTC. {headers.INSTALL}")
     started = time.monotonic()
     command = [sys.executable, "-c", "from dispatch.libraries.cutlass.compile_child import main; main()"]
@@ -191,24 +191,24 @@ def _compile(kernel: str, text: str, target: str, label: str) -> bytes:
         except DispatchError as error:  # the next process compiles it again
             log("not cached", {"path": str(folder()), "cause": error})
         return entry.code
-    said = done.stderr.decode(errors="replace")
-    raise CompileFailed(label, first_errors(said), _keep_log(kernel, text, said))
+    messages = done.stderr.decode(errors="replace")
+    raise CompileFailed(label, first_errors(messages), _keep_log(kernel, text, messages))
 
 
 def first_errors(log: str) -> str:
-    """The first errors of a log, without the templates that they came up in."""
+    """The first errors of a log, without the templates in which they occurred."""
     errors = re.findall(r"^(?:.*?\(\d+\): )?(?:error|catastrophic error)\s?:? ?(.*)$", log, re.MULTILINE)
     lines: Sequence[str] = list(dict.fromkeys(error.strip() for error in errors)) or log.strip().splitlines()[-1:]
     return "; ".join(line[:200] for line in lines[:LOG_LINES]) or "the compiler process ended without a message"
 
 
 def _keep_log(kernel: str, text: str, log: str) -> str:
-    """Write a log where a person can read it; the file, or why there is none."""
-    where = folder() / "logs"
-    path = where / f"{kernel[:16]}.log"
+    """Write a log to a file that a person can read; returns the path, or why there is none."""
+    logs = folder() / "logs"
+    path = logs / f"{kernel[:16]}.log"
     try:
-        where.mkdir(mode=0o700, parents=True, exist_ok=True)
+        logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.write_text(f"{log}\n\n// ---- the source ----\n{text}", encoding="utf-8")
-    except OSError as error:  # it must not hide what the compiler said
+    except OSError as error:  # it must not hide the compiler's errors
         return f"no file: {error}"
     return str(path)

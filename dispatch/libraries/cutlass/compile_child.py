@@ -1,6 +1,6 @@
-"""The compiler process: an order on stdin, the cubin on stdout, NVRTC's log on stderr.
+"""The compiler process: a description of the compilation on stdin, the cubin on stdout, NVRTC's log on stderr.
 
-compile.py starts one for each kernel. It ends with 1 where NVRTC refuses.
+compile.py starts one for each kernel. Its exit status is 1 if NVRTC refuses the source.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Compile what stdin describes."""
+    """Compile the source that stdin describes."""
     order = json.load(sys.stdin)
-    found = headers.find()
-    options = [*(f"-I{path}" for path in found.include), *order["options"]]
+    installed = headers.find()
+    options = [*(f"-I{path}" for path in installed.include), *order["options"]]
     try:
-        made = nvrtc.compile(order["text"], "gemm.cu", options, found.texts)
+        compiled = nvrtc.compile(order["text"], "gemm.cu", options, installed.texts)
     except NvrtcError as error:
         sys.stderr.write(error.log or str(error))
         sys.exit(1)
-    sys.stdout.buffer.write(made.code)
+    sys.stdout.buffer.write(compiled.code)

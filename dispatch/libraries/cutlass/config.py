@@ -1,7 +1,8 @@
-"""Which kernel for which extents: tile, cluster, schedule and scheduler, and the order in which it walks over D.
+"""The choice of a kernel by extents: tile, cluster, schedule and scheduler, and the order in which it processes D.
 
-`CONFIGS` is the stated set. `choose` picks from it without having timed anything, `candidates` names those worth
-timing, and a request may name another. No extent enters a kernel's key, and no order: a handful of kernels serve all.
+`CONFIGS` is the list of configurations. `choose` picks one of them without timing, `candidates` returns those worth
+timing, and a request may name another of them. A kernel's key contains no extents and no order: a few kernels serve
+all.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ __all__ = ["CHOSEN", "CONFIGS", "RASTERS", "Config", "candidates", "choose"]
 
 RASTERS = ("heuristic", "along_m", "along_n")  # in the order of CUTLASS's RasterOrderOptions
 SWIZZLES = (1, 2, 4, 8)
-WIDTHS = ((8, 6), (4, 3), (2, 2))  # of a stripe, and the least tiles along both axes with which CUTLASS makes it
-MOST_FILLED = 1.05  # of the tiles that there are without a swizzle
+WIDTHS = ((8, 6), (4, 3), (2, 2))  # of a stripe, and the minimum of tiles along both axes for which CUTLASS makes it
+MOST_FILLED = 1.05  # relative to the number of tiles without a swizzle
 
 
 class Config(NamedTuple):
-    """What a thread block computes and how the blocks are ordered.
+    """The tile of a thread block, and the order of the blocks.
 
     Attributes:
         tile, cluster: (m, n) of a block's part of D, and of the blocks that share loads.
         schedule, scheduler: CUTLASS's, by name.
-        swizzle, raster: how many tiles wide the stripes are in which the scheduler walks over D, and along what. They
-            are arguments of a launch: kernels that differ in nothing else are one kernel.
+        swizzle, raster: the width in tiles of the stripes in which the scheduler processes D, and their direction. They
+            are arguments of a launch: configurations that differ in nothing else share a kernel.
     """
 
     tile: tuple[int, int]
@@ -47,7 +48,7 @@ class Config(NamedTuple):
 
     @property
     def kernel(self) -> Config:
-        """The same without its order: what is compiled."""
+        """The configuration without its order: the part that is compiled."""
         return self._replace(swizzle=1, raster="heuristic")
 
 
@@ -74,14 +75,14 @@ CONFIGS = tuple(
 )
 
 
-# What `choose` picks, the largest tile first.
+# The configurations that `choose` picks, the largest tile first.
 LARGE = Config((128, 256), (2, 1))
 MEDIUM = Config((128, 128), (2, 1))
 DEEP = Config((128, 128), (1, 1), "cooperative", "stream_k")
 SMALL = Config((64, 128), (1, 1), "pingpong")
 CHOSEN = (LARGE, MEDIUM, DEEP, SMALL)
-# Those that autotune tries beside it, for much work and for little. In the large ones a cluster shares the longer side
-# of its tiles, so that a block loads as little as a square one.
+# Other configurations that autotune tries, for large and for small products. In the large ones a cluster shares the
+# longer side of its tiles, so that a block loads as little as a square one.
 TRIED = (
     LARGE,
     Config((256, 128), (1, 2)),
@@ -100,7 +101,7 @@ TRIED_SMALL = (
 
 
 def choose(m: int, n: int, k: int, batches: int, multiprocessors: int, given: Config | None = None) -> Config:
-    """A configuration for these extents: the largest tile of which there are enough for every multiprocessor."""
+    """A configuration for these extents: the largest tile with enough tiles for every multiprocessor."""
     if given is not None:
         if given not in CONFIGS:
             raise BadRequest(
@@ -120,20 +121,20 @@ def choose(m: int, n: int, k: int, batches: int, multiprocessors: int, given: Co
 def candidates(m: int, n: int, k: int, batches: int, multiprocessors: int) -> tuple[Config, ...]:
     """The configurations to be timed for these extents: `choose`'s first, then other kernels, each in several orders.
 
-    The order matters where the tiles that run at once are a part of D only: they then share what the L2 cache holds.
+    The order matters if the tiles that run at once are only a part of D: they then share the contents of the L2 cache.
     """
     first = choose(m, n, k, batches, multiprocessors)
     tiles = _Tiles(m, n, batches)
     kernels = TRIED if tiles.of((128, 256)) >= multiprocessors else TRIED_SMALL
-    found = {first: None}
+    configs = {first: None}
     for kernel in dict.fromkeys((first.kernel, *kernels)):
         several = tiles.of(kernel.tile) > 2 * multiprocessors
-        found.update(dict.fromkeys(_orders(kernel, tiles) if several else (kernel,)))
-    return tuple(found)
+        configs.update(dict.fromkeys(_orders(kernel, tiles) if several else (kernel,)))
+    return tuple(configs)
 
 
 def _orders(kernel: Config, tiles: _Tiles) -> Iterator[Config]:
-    """The orders that are worth timing: CUTLASS fills D up to whole stripes, and multiplies what is filled up."""
+    """The orders that are worth timing: CUTLASS pads D to whole stripes, and multiplies the padding, too."""
     least = tiles.filled(kernel)
     for raster in RASTERS[1:]:
         for swizzle in SWIZZLES:
@@ -143,7 +144,7 @@ def _orders(kernel: Config, tiles: _Tiles) -> Iterator[Config]:
 
 
 class _Tiles(NamedTuple):
-    """How many tiles of a size there are."""
+    """The extents and batch of D, to count its tiles of any size."""
 
     m: int
     n: int
@@ -153,7 +154,7 @@ class _Tiles(NamedTuple):
         return math.ceil(self.m / tile[0]) * math.ceil(self.n / tile[1]) * self.batches
 
     def filled(self, config: Config) -> int:
-        """How many tiles the persistent scheduler walks over for one batch; the stripes of a small D are narrower."""
+        """The number of tiles that the persistent scheduler processes for one batch; small D have narrower stripes."""
         down, across = math.ceil(self.m / config.tile[0]), math.ceil(self.n / config.tile[1])
         width = next((w for w, least in WIDTHS if w <= config.swizzle and least <= min(down, across)), 1)
         along_m, along_n = (width * blocks for blocks in config.cluster)

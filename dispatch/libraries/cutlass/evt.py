@@ -1,7 +1,8 @@
-"""Epilogue trees: what happens to each element of an accumulator before it is stored, as a value that can be compared.
+"""Epilogue trees: the operations on each element of an accumulator before it is stored, as comparable values.
 
-Users build a tree from the functions below and give it to a request as its `epilogue`; visitors.py makes CUTLASS's type
-of it, arithmetic.py NumPy's float64 result. Leaves name the request's operands. Nothing here knows a device.
+Users build a tree from the functions below and pass it to a request as its `epilogue`; visitors.py translates it to
+CUTLASS's types, and arithmetic.py evaluates it with NumPy. Leaves name the request's operands. This file knows no
+device.
 
     x = evt.silu(evt.accumulator() + evt.row("bias"))
     tree = evt.reduce(x * evt.load("gate"), "amax", "amax", over="mn")
@@ -65,7 +66,7 @@ OVER = ("m", "n", "mn")
 
 @dataclass(frozen=True)
 class Node:
-    """One node of a tree; `+`, `-`, `*` make the next, a number standing for a constant."""
+    """One node of a tree; `+`, `-`, `*` make a new node, and numbers become constants."""
 
     @property
     def inputs(self) -> tuple[Node, ...]:
@@ -93,7 +94,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Leaf(Node):
-    """What a tree reads: kind accumulator, source, constant (a value), scalar, row, col or load (a name)."""
+    """An input of a tree: kind accumulator, source, constant (a value), scalar, row, col or load (a name)."""
 
     kind: str
     name: str = ""
@@ -154,7 +155,7 @@ class Fma(Node):
 
 @dataclass(frozen=True)
 class Store(Node):
-    """Passes x on, and stores it as the output `name` (…, m, n)."""
+    """Returns x, and stores it as the output `name` (…, m, n)."""
 
     x: Node
     name: str
@@ -166,7 +167,7 @@ class Store(Node):
 
 @dataclass(frozen=True)
 class Reduce(Node):
-    """Passes x on, and reduces it over m, n or both into the f32 output `name`."""
+    """Returns x, and reduces it over m, n or both into the f32 output `name`."""
 
     x: Node
     name: str
@@ -178,7 +179,7 @@ class Reduce(Node):
 
 
 def _node(value: Any) -> Node:
-    """A node as it is, a number as a constant; BadRequest for anything else."""
+    """A node unchanged, a number as a constant; BadRequest for anything else."""
     if isinstance(value, Node):
         return value
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -186,7 +187,7 @@ def _node(value: Any) -> Node:
     return constant(value)
 
 
-# What the words of a kernel's parameters are called already.
+# Names that the words of a kernel's parameters use already.
 TAKEN = (
     *("a", "b", "c", "out", "m", "n", "k"),
     *("batches", "multiprocessors", "clusters", "swizzle", "raster", "workspace"),
@@ -250,12 +251,12 @@ def relu(x: Node | float) -> Node:
 
 
 def gelu(x: Node | float) -> Node:
-    """x · Φ(x), by the error function."""
+    """x · Φ(x), with the error function."""
     return Unary("gelu", _node(x))
 
 
 def gelu_tanh(x: Node | float) -> Node:
-    """GELU's approximation by tanh."""
+    """GELU's tanh approximation."""
     return Unary("gelu_tanh", _node(x))
 
 
@@ -300,13 +301,13 @@ def fma(x: Node | float, y: Node | float, z: Node | float) -> Node:
 
 @names_arguments
 def store(x: Node | float, name: str, dtype: Any = None) -> Node:
-    """x, stored on the way as the output `name` (…, m, n) of `dtype` (D's where None)."""
+    """x, which is also stored as the output `name` (…, m, n) of `dtype` (None for D's)."""
     return Store(_node(x), _named(name), None if dtype is None else Dtype.of(dtype))
 
 
 @names_arguments
 def reduce(x: Node | float, name: str, function: str = "sum", *, over: str) -> Node:
-    """x, reduced on the way into the f32 output `name`: (…, n) over "m", (…, m) over "n", (…,) over "mn".
+    """x, which is also reduced into the f32 output `name`: (…, n) over "m", (…, m) over "n", (…,) over "mn".
 
     `function` is sum, max, min, mean or amax (the largest magnitude). Sums are atomic: their last bits may differ from
     run to run.
@@ -319,15 +320,15 @@ def reduce(x: Node | float, name: str, function: str = "sum", *, over: str) -> N
 
 
 def amax(x: Node | float, name: str) -> Node:
-    """x, and the largest magnitude in all of it as the output `name` (…,)."""
+    """x, with the largest magnitude of all its elements as the output `name` (…,)."""
     return reduce(x, name, "amax", over="mn")
 
 
 @names_arguments
 def quantize(x: Node | float, scale: Node, name: str = "amax") -> Node:
-    """x · scale for an fp8 or i8 D, with the largest magnitude of x before it as the output `name`.
+    """x · scale for an fp8 or i8 D, with the largest magnitude of x before scaling as the output `name`.
 
-    A scale for each column (`row`) or each row (`col`) goes with a magnitude for each; any other with one for all.
+    A scale for each column (`row`) or each row (`col`) has a magnitude for each; any other has one for all.
     """
     over = {"row": "m", "col": "n"}.get(scale.kind, "mn") if isinstance(scale, Leaf) else "mn"
     return reduce(x, name, "amax", over=over) * scale
@@ -335,13 +336,13 @@ def quantize(x: Node | float, scale: Node, name: str = "amax") -> Node:
 
 @names_arguments
 def linear_combination(*, with_source: bool) -> Node:
-    """alpha · A · B, and beta · C where there is one."""
+    """alpha · A · B, plus beta · C with a source."""
     product = scalar("alpha") * accumulator()
     return fma(scalar("beta"), source(), product) if with_source else product
 
 
 def walk(tree: Node) -> Iterator[Node]:
-    """Each distinct node once, inputs before what reads them; nodes that compare equal are one."""
+    """Each distinct node once, inputs before the nodes that read them; nodes that compare equal are one."""
     seen: set[Node] = set()
 
     def visit(node: Node) -> Iterator[Node]:

@@ -1,6 +1,6 @@
-"""EpilogueTreeMixin: what requests with an epilogue tree have in common: the tree, and the operands that it names.
+"""EpilogueTreeMixin: the part that requests with an epilogue tree share: the tree, and the operands that it names.
 
-Requests of convolutions derive from it, and the tree forms of products. It calls nothing.
+The base class of convolution requests and the tree forms of products derive from it. This file calls no library.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OperandValue = Tensor | float | int
 
 
 class EpilogueTreeMixin:
-    """Mixed into requests that have the fields below."""
+    """A mixin for requests that have the fields below."""
 
     c: Tensor | None
     epilogue: Node | None
@@ -72,18 +72,18 @@ class EpilogueTreeMixin:
             raise BadRequest("epilogue", str(self.epilogue), str(refused)) from None
         for name, _ in self.operands:
             if name not in kinds or name in ("alpha", "beta"):
-                known = ", ".join(kinds) or "none"
-                raise BadRequest(f"operands[{name!r}]", "an operand", f"one of {known}: the tree's names")
+                names = ", ".join(kinds) or "none"
+                raise BadRequest(f"operands[{name!r}]", "an operand", f"one of {names}: the tree's names")
         for name, kind in kinds.items():
-            given = self.operand_values.get(name)
-            place = f"operands[{name!r}]"
+            operand = self.operand_values.get(name)
+            label = f"operands[{name!r}]"
             if reserved is not None and name.startswith(reserved):
                 raise BadRequest("epilogue", f"the name {name!r}", f"one that does not begin with {reserved}")
-            if given is None and kind not in ("store", "reduce"):
-                raise BadRequest(place, "nothing", f"the {kind} that the epilogue reads")
-            number = isinstance(given, (int, float, np.number)) and not isinstance(given, NO_NUMBERS)
-            if given is not None and not isinstance(given, Tensor) and not (kind == "scalar" and number):
-                raise BadRequest(place, repr(given), "a number or a Tensor" if kind == "scalar" else "a Tensor")
+            if operand is None and kind not in ("store", "reduce"):
+                raise BadRequest(label, "nothing", f"the {kind} that the epilogue reads")
+            number = isinstance(operand, (int, float, np.number)) and not isinstance(operand, NO_NUMBERS)
+            if operand is not None and not isinstance(operand, Tensor) and not (kind == "scalar" and number):
+                raise BadRequest(label, repr(operand), "a number or a Tensor" if kind == "scalar" else "a Tensor")
 
     def check_scalars(self, operands: Dtype) -> None:
         """BadRequest for a number beyond the scalars' range: f64 for f64 operands, i32 (by a rule) for i8, else f32."""
@@ -91,10 +91,10 @@ class EpilogueTreeMixin:
         for name, value in self.operand_values.items():
             if self.kinds[name] != "scalar" or isinstance(value, Tensor):
                 continue
-            place = name if name in ("alpha", "beta") else f"operands[{name!r}]"
-            check_number(place, value)
+            label = name if name in ("alpha", "beta") else f"operands[{name!r}]"
+            check_number(label, value)
             if top < abs(float(value)) < math.inf:
-                raise BadRequest(place, shown(value), f"a number that f32 holds, up to {top:.4g}")
+                raise BadRequest(label, shown(value), f"a number that f32 holds, up to {top:.4g}")
 
 
 def numbers_of(kinds: dict[str, str], fixed: Collection[str] = ()) -> dict[str, Number]:
@@ -106,22 +106,22 @@ def pairs_of(operands: object) -> tuple[tuple[str, Any], ...]:
     """The operands of a tree as pairs, from a mapping, pairs or None; BadRequest for anything else."""
     if operands is None:
         return ()
-    given = tuple(operands.items()) if isinstance(operands, Mapping) else operands
-    if not isinstance(given, (tuple, list)):
+    pairs = tuple(operands.items()) if isinstance(operands, Mapping) else operands
+    if not isinstance(pairs, (tuple, list)):
         raise BadRequest("operands", shown(operands), "a mapping of names to tensors or numbers")
-    for pair in given:
+    for pair in pairs:
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and isinstance(pair[0], str)):
             raise BadRequest("operands", shown(operands), "a mapping of names to tensors or numbers")
-    return tuple((name, value) for name, value in given)
+    return tuple((name, value) for name, value in pairs)
 
 
 def check_tree(epilogue: object, config: object) -> None:
-    """BadRequest for an epilogue that is no tree, and for a config that is no Config."""
+    """BadRequest for an epilogue that is not a tree, and for a config that is not a Config."""
     if epilogue is not None and not isinstance(epilogue, Node):
         raise BadRequest("epilogue", shown(epilogue), "a tree of dispatch.evt, or None")
     if config is not None and not isinstance(config, Config):
         raise BadRequest("config", shown(config), "a Config of dispatch.libraries.cutlass, or None")
     try:
         hash(config)
-    except Exception:  # noqa: BLE001  # it is a tuple of anything
+    except Exception:  # noqa: BLE001  # a tuple may contain anything
         raise BadRequest("config", shown(config), "a Config of pairs of numbers and names") from None

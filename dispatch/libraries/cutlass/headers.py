@@ -1,7 +1,7 @@
-"""CUTLASS's and CCCL's headers where the user has installed them, and what NVRTC needs them to say differently.
+"""The user's installation of CUTLASS's and CCCL's headers, and the amendments that NVRTC needs to compile them.
 
 compile.py takes the include folders and the amended texts from here. Nothing is copied into this project: an amendment
-is a few lines put into the installed text at compile time, and a text it does not fit is refused by name.
+inserts a few lines into the installed text at compile time, and an error names a text that it does not fit.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dispatch.errors import DispatchError
 
 __all__ = ["Headers", "HeadersMissing", "find"]
 
-CUTLASS_VERSIONS = ((4, 2),)  # the amendments below were tried with these
+CUTLASS_VERSIONS = ((4, 2),)  # the amendments below were tested with these versions
 CCCL_MAJOR, CCCL_MINOR = 3, 0  # of CUDA 13.0; 3.3's declarations of std::tuple_size clash with those of CUTLASS 4.2
 INSTALL = (
     "pip install 'cudabind[cutlass]' (nvidia-cutlass 4.2, nvidia-cuda-cccl 13.0, nvidia-cuda-crt 13), with a CUDA 13"
@@ -24,12 +24,12 @@ INSTALL = (
 
 
 class HeadersMissing(DispatchError, ImportError):
-    """The headers that a kernel is compiled from are not installed, or are of a version that does not fit."""
+    """The headers for compiling a kernel are not installed, or have an unsupported version."""
 
 
 @dataclass(frozen=True)
 class Headers:
-    """Where the headers lie, which versions they are, and the texts to be given to NVRTC instead of a file's own."""
+    """The paths of the headers, their versions, and the texts that NVRTC gets instead of a file's own."""
 
     include: tuple[str, ...]
     cutlass: str
@@ -39,26 +39,26 @@ class Headers:
 
 @cache
 def find() -> Headers:
-    """The installed headers, amended; HeadersMissing says what to install."""
+    """The installed headers, amended; HeadersMissing names what to install."""
     from cuda.pathfinder import find_nvidia_header_directory
 
-    found = {name: find_nvidia_header_directory(name) for name in ("cutlass", "cccl", "cudart")}
-    missing = [name for name, folder in found.items() if folder is None]
+    folder_of = {name: find_nvidia_header_directory(name) for name in ("cutlass", "cccl", "cudart")}
+    missing = [name for name, folder in folder_of.items() if folder is None]
     if missing:
         raise HeadersMissing(f"CUTLASS kernels need the headers of {', '.join(missing)}: {INSTALL}")
-    cutlass, cccl, runtime = (Path(str(found[name])) for name in ("cutlass", "cccl", "cudart"))
+    cutlass, cccl, runtime = (Path(str(folder_of[name])) for name in ("cutlass", "cccl", "cudart"))
     version = _version(cutlass / "cutlass/version.h", "CUTLASS_MAJOR", "CUTLASS_MINOR", "CUTLASS_PATCH")
     if version[:2] not in CUTLASS_VERSIONS:
-        known = ", ".join(".".join(map(str, known)) for known in CUTLASS_VERSIONS)
-        raise HeadersMissing(f"CUTLASS {_dotted(version)} in {cutlass}: this works with {known}. {INSTALL}")
+        versions = ", ".join(".".join(map(str, supported)) for supported in CUTLASS_VERSIONS)
+        raise HeadersMissing(f"CUTLASS {_dotted(version)} in {cutlass}: this works with {versions}. {INSTALL}")
     packed = _version(cccl / "cuda/std/__cccl/version.h", "CCCL_VERSION")[0]
     collection = (packed // 1_000_000, packed // 1000 % 1000, packed % 1000)
     if collection[:2] != (CCCL_MAJOR, CCCL_MINOR):
         wanted = f"{CCCL_MAJOR}.{CCCL_MINOR}"
         raise HeadersMissing(f"CCCL {_dotted(collection)} in {cccl}: CUTLASS 4.2 compiles with {wanted}. {INSTALL}")
     texts = {name: _amend(cutlass / name, changes) for name, changes in AMENDMENTS.items()}
-    # CUTLASS includes <cccl/cuda/std/…> and CCCL itself <cuda/std/…>; the runtime's headers may lie elsewhere.
-    # Convolution takes the strides of dense tensors from CUTLASS's tools, which the wheel has beside the headers.
+    # CUTLASS includes <cccl/cuda/std/…> and CCCL itself <cuda/std/…>; the runtime's headers may be elsewhere.
+    # Convolution takes the strides of dense tensors from CUTLASS's tools, which the wheel has next to the headers.
     tools = cutlass.parent / "tools/util/include"
     folders = (cutlass, *((tools,) if tools.is_dir() else ()), cccl, cccl.parent, runtime)
     if not any((folder / "crt/mma.h").is_file() for folder in folders):
@@ -73,16 +73,16 @@ def _dotted(version: tuple[int, ...]) -> str:
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:  # of another version, which has it elsewhere, or half installed
+    except (OSError, UnicodeDecodeError) as error:  # another version, or an incomplete installation
         raise HeadersMissing(f"{path} cannot be read: {error}. {INSTALL}") from error
 
 
 def _version(path: Path, *names: str) -> tuple[int, ...]:
     text = _text(path)
-    found = [re.search(rf"^#\s*define\s+{name}\s+(\d+)", text, re.MULTILINE) for name in names]
-    if None in found:
+    matches = [re.search(rf"^#\s*define\s+{name}\s+(\d+)", text, re.MULTILINE) for name in names]
+    if None in matches:
         raise HeadersMissing(f"{path} does not define {' and '.join(names)}: {INSTALL}")
-    return tuple(int(match[1]) for match in found if match)
+    return tuple(int(match[1]) for match in matches if match)
 
 
 def _amend(path: Path, changes: tuple[tuple[str, str, int], ...]) -> str:
@@ -94,8 +94,8 @@ def _amend(path: Path, changes: tuple[tuple[str, str, int], ...]) -> str:
     return text
 
 
-# A tensor map is made by the driver, on the host. Under NVRTC the host's part runs in a one-thread kernel, which leaves
-# the arguments of the driver's call where the tensor map belongs; params.py finds them by the magic number.
+# The driver makes a tensor map on the host. Under NVRTC the host's part runs in a one-thread kernel, which stores the
+# arguments of the driver's call in the place of the tensor map; params.py finds them by the magic number.
 RECORD = r"""
 template <class T>
 CUTE_HOST_DEVICE constexpr int recorded_format() {
@@ -145,7 +145,7 @@ RECORD_CALL = r"""  #else
 \g<0>"""
 
 # NVRTC's front end took 33 s for a kernel, 8 s of them in the standard library's tuple_element and 11 s in return types
-# that spell the element's type out three times, which every mangled name then repeats. The code made is the same.
+# that spell out the element's type three times, which every mangled name then repeats. The machine code is the same.
 ELEMENT = r"""
 namespace cudabind {
 template <size_t I, class First, class... Rest> struct element : element<I - 1, Rest...> {};
@@ -181,7 +181,7 @@ AMENDMENTS: dict[str, tuple[tuple[str, str, int], ...]] = {
             1,
         ),
     ),
-    # How much workspace stream-K needs is worked out by plain arithmetic, which NVRTC can do as well.
+    # The size of stream-K's workspace is computed by plain arithmetic, which NVRTC can compile as well.
     "cutlass/gemm/kernel/tile_scheduler_params.h": (
         (r"#if !defined\(__CUDACC_RTC__\)(\n  static void\n  get_workspace_component_sizes\()", r"#if 1\1", 1),
         (r"#if !defined\(__CUDACC_RTC__\)(\n      get_workspace_component_sizes\()", r"#if 1\1", 1),
@@ -194,7 +194,7 @@ AMENDMENTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ),
         (r"namespace cute\n\{\n", "\\g<0>" + RECORD.replace("\\", "\\\\"), 1),
     ),
-    # What makes Blackwell's tensor maps, which NVRTC can do as well.
+    # The code that makes Blackwell's tensor maps, which NVRTC can compile as well.
     "cute/atom/copy_traits_sm100_tma.hpp": (
         (r"#if !defined\(__CUDACC_RTC__\)(\n/\*\* Make a CuTe CTA-collective TiledCopy)", r"#if 1\1", 1),
         (r"\nCUTE_HOST\n", "\nCUTE_HOST_RTC\n", 5),

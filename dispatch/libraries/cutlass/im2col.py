@@ -1,16 +1,16 @@
-"""CUTLASS's convolution collective as the mainloop of its GEMM kernels, and its im2col tensor maps under NVRTC: texts.
+"""Texts that use CUTLASS's convolution collective as the mainloop of its GEMM kernels, with im2col maps under NVRTC.
 
-sm90_conv.py puts them into a kernel's source. CUTLASS 4.2 has kernels of its own for convolution on sm_90, but those
-work on one tile at a time with one warp group; its collective fits the persistent kernels of GEMM as it is, once it
-says their names. Nothing here calls a library.
+sm90_conv.py puts them into a kernel's source. CUTLASS 4.2 has its own convolution kernels for sm_90, but those process
+one tile at a time with one warp group. Its collective also fits the persistent GEMM kernels if it declares the names
+that they use. This file calls no library.
 """
 
 from __future__ import annotations
 
 __all__ = ["IM2COL", "MAINLOOP"]
 
-# The header of im2col copies asks the driver for a tensor map even under NVRTC. Here the driver's words mean a record
-# of the arguments, in the place of the map: params.py finds it by the magic number, and asks the driver on the host.
+# The header of im2col copies asks the driver for a tensor map even under NVRTC. Here the driver's names store a record
+# of the arguments in the place of the map: params.py finds it by the magic number, and asks the driver on the host.
 IM2COL = r"""
 namespace std {
 template <class T> inline constexpr bool is_integral_v = ::cuda::std::is_integral_v<T>;

@@ -1,7 +1,7 @@
-"""A compiled kernel on a GPU: its module, the launch that its parameters ask for, and the launch itself.
+"""A compiled kernel on a GPU: its module, its launch configuration, and the launch itself.
 
-The plans of `dispatch.ops` hold one. `fill` runs for each set of extents, on the executor's stream, and is waited for;
-after that a launch is parameters made on the host and one `cuLaunchKernelEx`.
+The plans of `dispatch.ops` hold a Launch. `fill` runs for each set of extents, on the executor's stream, and is waited
+for. After that, the host writes the parameters of a launch and calls `cuLaunchKernelEx`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Launch", "Module", "module"]
 
-MAX_PARAMS = 4096  # what a kernel may take by value
-FACTS = 9  # what `fill` tells beside the parameters, 8 bytes each
-PAIR = 2  # blocks of a cluster, of which every multiprocessor of a GPU finds a partner
+MAX_PARAMS = 4096  # bytes of a kernel's parameters
+FACTS = 9  # 8-byte values that `fill` returns besides the parameters
+PAIR = 2  # blocks of a cluster; in any GPU every multiprocessor can be in a cluster of two
 MOST_BLOCKS = 65535  # of a grid along y and z
-STATIC_SHARED = 48 << 10  # bytes that a kernel may use without having asked for more
+STATIC_SHARED = 48 << 10  # bytes that a kernel may use without requesting more
 
 
 _modules: WeakKeyDictionary[CudaDevice, dict[str, Module]] = WeakKeyDictionary()
@@ -39,10 +39,10 @@ _modules: WeakKeyDictionary[CudaDevice, dict[str, Module]] = WeakKeyDictionary()
 def module(device: CudaDevice, kernel: str, code: bytes, words: Sequence[Word]) -> Module:
     """The module of a kernel on a device, which is loaded once for all its plans."""
     loaded = _modules.setdefault(device, {})
-    found = loaded.get(kernel)
-    if found is None:
-        found = loaded[kernel] = Module(code, words)
-    return found
+    cached = loaded.get(kernel)
+    if cached is None:
+        cached = loaded[kernel] = Module(code, words)
+    return cached
 
 
 class Module:
@@ -61,7 +61,7 @@ class Module:
         return driver.cuModuleGetFunction(self._module, name)
 
     def images(self, executor: CudaExecutor, values: Mapping[str, int], which: int) -> tuple[bytes, tuple[int, ...]]:
-        """What `fill` makes of the words with stand-ins: the parameters, and the facts of the launch."""
+        """The result of `fill` for the words with stand-ins: the parameters, and the facts of the launch."""
         total = MAX_PARAMS + FACTS * 8
         memory = executor.empty((total,), (1,), U8)
         stream = executor.stream.c_handle.value or 0
@@ -78,26 +78,26 @@ class Module:
 
 
 class Launch:
-    """A kernel for one set of extents: `fix` it to addresses, then `enqueue` it as often as wanted."""
+    """A kernel for one set of extents; `enqueue` launches it at any addresses and numbers."""
 
     def __init__(
         self, module: Module, executor: CudaExecutor, values: Mapping[str, int], cluster: tuple[int, int]
     ) -> None:
         self._executor = executor
-        # CUTLASS's own `can_implement` is not asked: it wants extents to be multiples of 16 bytes, where tensor maps
-        # want that of the steps alone, which the table's rules see to, and of lines that are written: staged.py.
+        # CUTLASS's own `can_implement` is not used: it requires extents to be multiples of 16 bytes. Tensor maps
+        # require this only of strides, which the table's rules check, and of lines that are written: see staged.py.
         self._gemm, self._scale = module.gemm, module.scale
         _, facts = module.images(executor, values, 0)
         if cluster[0] * cluster[1] > PAIR and any(word.name == "clusters" for word in module.words):
             values = {**values, "clusters": self._at_once(facts, cluster)}
             _, facts = module.images(executor, values, 0)
         _, shared, threads, *grid, _, barriers, workspace = facts
-        if max(grid[1:]) > MOST_BLOCKS:  # those of multistage kernels have the columns along y, the batch along z
+        if max(grid[1:]) > MOST_BLOCKS:  # multistage kernels have the columns along y, the batch along z
             blocks = " x ".join(map(str, grid))
             raise Refused(
                 f"needs a grid of up to {MOST_BLOCKS} blocks along y and z, has {blocks}: take slices", Kind.RULE
             )
-        # Parameters hold addresses inside the workspace, so it is there, and stays there, before they are learned.
+        # Parameters contain addresses inside the workspace, so it is allocated before the template is made, and stays.
         self._workspace = executor.empty((workspace,), (1,), U8) if workspace else None
         at = 0 if self._workspace is None else self._workspace.ptr
         self._barriers = (at + barriers, workspace - barriers) if at else (0, 0)
@@ -122,7 +122,7 @@ class Launch:
         return int(driver.cuOccupancyMaxActiveClusters(self._gemm, config))
 
     def _learn(self, module: Module, values: Mapping[str, int]) -> Template:
-        """The template; where padding is not the same from run to run, its places are found by a third run."""
+        """The template; a third run shows the places of padding that differs from run to run."""
         first, second, again = (module.images(self._executor, values, which)[0] for which in (0, 1, 0))
         padding = frozenset(o for o in range(0, len(first), 4) if first[o : o + 4] != again[o : o + 4])
         return Template.learn(module.words, (first, second), padding)
@@ -135,7 +135,7 @@ class Launch:
         driver.cuLaunchKernel(self._scale, blocks, 1, 1, 256, 1, 1, 0, stream, ctypes.addressof(pointers), 0)
 
     def enqueue(self, values: Mapping[str, int], stream: int) -> None:
-        """Launch it for these addresses and numbers; the parameters are read before this returns."""
+        """Launch the kernel at these addresses and numbers; the parameters are read before this returns."""
         address, size = self._barriers
         if size:
             driver.cuMemsetD8Async(address, 0, size, stream)

@@ -1,7 +1,7 @@
-"""A kernel's parameters as bytes: what of them is an address or a number, and the tensor maps that the driver makes.
+"""A kernel's parameters as bytes: the addresses and numbers in them, and the tensor maps that the driver makes.
 
-launch.py has `fill` write the parameters twice, for two sets of stand-ins; from the difference this module learns where
-each address and number goes, so that later calls need no GPU to make their parameters. It knows no kernel by name.
+launch.py has `fill` write the parameters twice, for two sets of stand-ins. From the difference this module computes
+where each address and number is, so that later calls make their parameters without the GPU. It knows no kernel by name.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Im2colMap", "Template", "TensorMap", "stand_ins"]
 
-MAGIC = 0x70616D5F726F736E  # as headers.py writes it
-IM2COL_MAGIC = 0x6D5F6C6F63326D69  # as im2col.py writes it
+MAGIC = 0x70616D5F726F736E  # as in headers.py
+IM2COL_MAGIC = 0x6D5F6C6F63326D69  # as in im2col.py
 MAP_BYTES = 128
 ALIGNED = 64  # tensor maps and parameters start at multiples of it
 # Stand-ins: addresses that no GPU has, 1 MiB apart so that an offset would show; numbers that no program uses.
@@ -32,15 +32,15 @@ NUMBERS = (0x7A5A_0000, 0x795A_0000)
 
 def stand_ins(words: Sequence[Word], values: Mapping[str, int], which: int) -> list[int]:
     """The words for `fill` with stand-ins (of the first or the second set) for all addresses and numbers but nulls."""
-    made = []
-    for place, word in enumerate(words, 1):
+    stand_in_words = []
+    for number, word in enumerate(words, 1):
         value = values.get(word.name, 0)
         if word.kind == "pointer" and value and word.name != "workspace":
-            value = ADDRESSES[which] + (place << 20)
+            value = ADDRESSES[which] + (number << 20)
         elif word.kind == "number":
-            value = NUMBERS[which] + place
-        made.append(value)
-    return made
+            value = NUMBERS[which] + number
+        stand_in_words.append(value)
+    return stand_in_words
 
 
 class TensorMap(NamedTuple):
@@ -120,7 +120,7 @@ class Im2colMap(NamedTuple):
 
 
 def _check(function: str, status: int, recorded: TensorMap | Im2colMap) -> None:
-    """Raise what the driver says of a tensor map, with the map."""
+    """Raise the driver's error for a tensor map, with the map."""
     if status:
         error = driver.error(function, status)
         if hasattr(error, "add_note"):  # Python 3.11
@@ -153,7 +153,9 @@ class Template:
         addresses = {(ADDRESSES[0] + (p << 20), ADDRESSES[1] + (p << 20)): w.name for p, w in enumerate(words, 1)}
         values = {(NUMBERS[0] + p, NUMBERS[1] + p): w.name for p, w in enumerate(words, 1)}
         maps = tuple(_maps(first, addresses, second))
-        inside = {offset for found in maps for offset in range(found.offset, found.offset + MAP_BYTES, 4)}
+        inside = {
+            offset for tensor_map in maps for offset in range(tensor_map.offset, tensor_map.offset + MAP_BYTES, 4)
+        }
         pointers, numbers = [], []
         offset = 0
         while offset + 4 <= len(first):
@@ -189,7 +191,7 @@ class Template:
 
 
 def _maps(image: bytes, addresses: Mapping[tuple[int, int], str], other: bytes) -> Iterator[TensorMap | Im2colMap]:
-    """The recorded tensor maps of an image; those of operands that are not there no thread of the kernel reads."""
+    """The recorded tensor maps of an image; no thread of the kernel reads those of absent operands."""
     for offset in range(0, len(image) - MAP_BYTES + 1, ALIGNED):
         magic, address = struct.unpack_from("<QQ", image, offset)
         if magic in RECORDS:

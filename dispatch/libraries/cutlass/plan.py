@@ -1,7 +1,7 @@
-"""What the plans of products and of convolutions share: one kernel for one set of layouts, and how a run starts it.
+"""The part that plans of products and convolutions share: one kernel for one set of layouts, and its launch.
 
-A family's plan chooses the kernel and fills in the words that do not change; here a run writes addresses and numbers,
-gives reductions their first values, launches, and makes means of sums.
+A family's plan chooses the kernel and sets the words that do not change. In each run, the classes here write addresses
+and numbers, initialize reductions, launch the kernel, and compute means from sums.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ START = {"max": INFINITY | 1 << 31, "min": INFINITY}  # f32 bits; other reductio
 
 
 def multiprocessors(executor: CudaExecutor) -> int:
-    """How many multiprocessors the executor's GPU has."""
+    """The number of multiprocessors of the executor's GPU."""
     return int(executor.device.attribute(driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT))
 
 
 def float_bits(value: float) -> int:
-    """The word of a number that a kernel reads as f32; of one beyond its range, that of an infinity."""
+    """The word of a number that a kernel reads as f32; that of an infinity for a number beyond its range."""
     try:
         return int(struct.unpack("<I", struct.pack("<f", value))[0])
     except OverflowError:
@@ -51,7 +51,7 @@ def whole_bits(value: float) -> int:
 
 
 class TreePlan(Plan):
-    """A kernel whose epilogue is a tree; a subclass sets what the slots hold when it is made."""
+    """A kernel whose epilogue is a tree; the constructor of a subclass sets the slots."""
 
     __slots__ = ("_executor", "_finish", "_launch", "_names", "_number", "_staged", "_starts", "_values")
     _executor: CudaExecutor
@@ -62,9 +62,9 @@ class TreePlan(Plan):
     _values: dict[str, int]  # the words that do not change from run to run
 
     def _reduce(self, tree: Node, sizes: Mapping[str, int], extents: Mapping[str, int]) -> None:
-        """Note the first values of a tree's reductions, and what makes means of sums.
+        """Store the initial values of a tree's reductions, and the factors that turn sums into means.
 
-        `sizes` are those of the reductions' outputs, `extents` what is reduced over.
+        `sizes` are those of the reductions' outputs, `extents` the numbers of elements that are reduced.
         """
         reductions = [node for node in walk(tree) if isinstance(node, Reduce)]
         self._starts = tuple((node.name, START.get(node.function, 0), sizes[node.name]) for node in reductions)
@@ -89,14 +89,14 @@ class TreePlan(Plan):
 
 
 class MultistageKernelPlan(Plan):
-    """A multistage kernel, which scales and adds; alpha and beta are read on the device."""
+    """A multistage kernel, whose epilogue is alpha and beta, both read on the device."""
 
     __slots__ = ("_accumulator", "_executor", "_launch", "_names", "_values", "spec")
 
     def __init__(self, request: Any, executor: CudaExecutor, row: Row) -> None:
         super().__init__(row, capture_safe=True)
         self._executor = executor
-        arch = Arch(80) if executor.device.arch < 89 else executor.device.arch  # 86 runs what is compiled for 80
+        arch = Arch(80) if executor.device.arch < 89 else executor.device.arch  # sm_86 runs kernels for sm_80
         self.spec, source, words, self._accumulator = self._kernel(request, arch, multiprocessors(executor))
         future = compiler.request(source, self.spec.target, f"{row.name}: {request.tree}")
         kernel = compiler.kernel_id(source, self.spec.target)
@@ -107,7 +107,7 @@ class MultistageKernelPlan(Plan):
 
     @staticmethod
     def _kernel(request: Any, arch: Arch, processors: int) -> tuple[Any, Source, dict[str, int], Dtype]:
-        """The kernel, its source, the words of its launch, and what alpha and beta are read as."""
+        """The kernel's spec, its source, the words of its launch, and the dtype of alpha and beta."""
         raise NotImplementedError
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:

@@ -1,9 +1,10 @@
-"""Outputs whose lines end amid 16 bytes: the kernel writes memory of the plan's own, from where the lines are copied.
+"""Outputs whose lines do not end at multiples of 16 bytes: a kernel writes the plan's memory, then lines are copied.
 
-TMA stores whole 16 bytes: up to the next multiple of them it writes behind what a tensor map bounds, so that behind
-each line of 53 f16 three more elements are written (an H200 did it; triton-lang/triton#11583 has the same of an H100).
-In memory that a caller gives those may be anybody's. What a call makes itself has room for them, and needs none of
-this. The plans of `dispatch.ops` whose kernels write by tensor maps come here; nothing here launches a kernel.
+TMA stores whole 16 bytes. It writes beyond the bounds of a tensor map up to the next multiple of 16 bytes, so that
+three more elements are written after each line of 53 f16 (seen on an H200; triton-lang/triton#11583 reports the same
+for an H100). In memory that a caller passes, they may belong to something else. Outputs that a call allocates have
+padding for them, and need no staging. Plans in `dispatch.ops` whose kernels write with tensor maps use this; this file
+launches no kernel.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ if TYPE_CHECKING:
 __all__ = ["Lines", "Staged"]
 
 STORED = 16  # bytes that TMA stores at once
-APART = 256  # bytes from one output to the next: a multiple of it is what each begins at
+APART = 256  # bytes: each output starts at a multiple of it
 MOST_PITCH = (1 << 31) - 1  # bytes from line to line of one copy: CU_DEVICE_ATTRIBUTE_MAX_PITCH of every GPU so far
 
 
 class Lines(NamedTuple):
-    """The dense lines of a matrix, or of a batch of them: how many bytes each has, how many there are, and the steps.
+    """The dense lines of a matrix, or of a batch of them: their size in bytes, their number, and the strides.
 
-    `pitch` is the bytes from line to line, `batch` those from matrix to matrix; of a single one they mean nothing.
-    `size` is that of an element.
+    `pitch` is the bytes from line to line, `batch` those from matrix to matrix; they are arbitrary for a single line or
+    matrix. `size` is that of an element.
     """
 
     size: int
@@ -46,26 +47,26 @@ class Lines(NamedTuple):
         size = tensor.dtype.itemsize
         line, dense = (-2, -1) if order == "row" else (-1, -2)
         batches, batch = (tensor.shape[0], tensor.layout.strides[0]) if tensor.ndim > 2 else (1, 0)
-        steps = (tensor.layout.strides[line] * size, batch * size)
-        return cls(size, tensor.shape[dense] * size, tensor.shape[line], batches, *steps)
+        strides = (tensor.layout.strides[line] * size, batch * size)
+        return cls(size, tensor.shape[dense] * size, tensor.shape[line], batches, *strides)
 
     @property
     def are_whole(self) -> bool:
-        """Whether each ends at a multiple of 16 bytes, as each begins at one."""
+        """Whether each line ends at a multiple of 16 bytes, as each begins at one."""
         return self.width % STORED == 0
 
     @property
     def staged(self) -> Lines:
-        """The same lines one behind the other, with room for what is stored behind each."""
+        """The same lines one after the other, with padding for the bytes that are stored after each."""
         pitch = -(-self.width // STORED) * STORED
         return self._replace(pitch=pitch, batch=pitch * self.lines)
 
 
 class Staged:
-    """A plan's own memory for those of its outputs whose lines end amid 16 bytes, of which there may be none.
+    """A plan's own memory for its outputs whose lines do not end at a multiple of 16 bytes; there may be none.
 
-    `addresses` says where the kernel writes each of them, `words` how many elements its lines and matrices are apart
-    there, under the names of a kernel's words.
+    `addresses` has the address that the kernel writes for each of them, `words` the strides of its lines and matrices
+    in elements, under the names of a kernel's words.
     """
 
     __slots__ = ("_given", "_memory", "_staged", "addresses", "words")
@@ -88,19 +89,19 @@ class Staged:
             address += sizes[name]
 
     def copy_in(self, given: Mapping[str, int], stream: int) -> None:
-        """Enqueue copies of the outputs at these addresses, for a kernel that leaves some lines as they are."""
+        """Enqueue copies of the outputs at these addresses, for a kernel that does not write all lines."""
         for name, address in self.addresses.items():
             _copy(self._staged[name], address, self._given[name], given[name], stream)
 
     def copy_out(self, given: Mapping[str, int], stream: int) -> None:
-        """Enqueue copies of what the kernel has written to the outputs at these addresses: their lines and no more."""
+        """Enqueue copies of the kernel's results to the outputs at these addresses: only their lines."""
         for name, address in self.addresses.items():
             _copy(self._given[name], given[name], self._staged[name], address, stream)
 
 
 def _copy(to: Lines, to_address: int, of: Lines, of_address: int, stream: int) -> None:
-    """Enqueue the copy of all lines: by one call, but where matrices are no whole lines apart, or lines too far."""
-    if to.lines == 1:  # of each matrix: they are the lines of one
+    """Enqueue the copy of all lines: one call, unless matrices are no whole lines apart, or lines too far apart."""
+    if to.lines == 1:  # in each matrix: they become the lines of one matrix
         to, of = (x._replace(lines=x.batches, batches=1, pitch=x.batch) for x in (to, of))
     is_tall = to.lines == 1 or max(to.pitch, of.pitch) <= MOST_PITCH
     is_deep = is_tall and (to.batches == 1 or not (to.batch % to.pitch or of.batch % of.pitch))

@@ -1,8 +1,8 @@
 """An epilogue tree in CUTLASS's terms: the visitor type, its arguments, and the words that the arguments are read from.
 
-sm90_gemm.py puts the text into a kernel's source. A tree becomes nested `Sm90EVT`s; one in which a node is read twice
-becomes a `Sm90TopologicalVisitor`, which evaluates each node once. What CUTLASS cannot build is refused here, before
-anything is compiled.
+sm90_gemm.py puts the text into a kernel's source. A tree becomes nested `Sm90EVT`s; a tree in which a node is read
+twice becomes a `Sm90TopologicalVisitor`, which evaluates each node once. A tree that CUTLASS cannot build is refused
+here, before anything is compiled.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ FUNCTION = {
     "fma": "cutlass::homogeneous_multiply_add",
     "identity": "cutlass::epilogue::thread::Identity",
 }
-# Ours where a tree asks for them, in f32: e^-x and the reciprocal as the hardware has them, right to some units in the
-# last place where |x| is small and to 1e-5 of the value where it is 80. CUTLASS's own divide as IEEE does, a branch for
-# each element that keeps all others waiting: 16384 x 4096 x 512 with bias, silu and a residual took 247 us on an H200
-# with them and takes 175.
+# Our own functions, for trees in f32: e^-x and the reciprocal are the hardware's approximations, precise to some units
+# in the last place for small |x|, and to 1e-5 of the value for |x| = 80. CUTLASS's own functions use an IEEE division,
+# with a branch for each element that keeps all others waiting: 16384 x 4096 x 512 with bias, silu and a residual took
+# 247 us on an H200 with them, and takes 175 without.
 SIGMOID = """\
 template <class Array> CUTLASS_HOST_DEVICE Array sigmoid(Array const& x) {
   Array y;
@@ -69,7 +69,7 @@ template <class Array> struct Sigmoid {
 template <class Array> struct Silu {
   CUTLASS_HOST_DEVICE Array operator()(Array const& x) const { return cutlass::multiplies<Array>{}(x, sigmoid(x)); }
 };"""
-# In registers, across a warp, and in memory, with what a reduction starts from.
+# Reductions in registers, across a warp, and in memory, with their initial values.
 REDUCTION = {
     "sum": ("cutlass::plus", "cutlass::plus", "cutlass::atomic_add", "0.f"),
     "mean": ("cutlass::plus", "cutlass::plus", "cutlass::atomic_add", "0.f"),
@@ -78,9 +78,9 @@ REDUCTION = {
     "amax": ("cudabind::magnitude", "cudabind::larger", "cutlass::atomic_maximum", "0.f"),
 }
 READ = {"int": "integer", "pointer": "pointer", "number": "number"}
-WHOLE = ("add", "sub", "mul", "maximum", "minimum", "fma", "identity")  # what is exact in integers
+WHOLE = ("add", "sub", "mul", "maximum", "minimum", "fma", "identity")  # operations that are exact in integers
 CHEAP = ("accumulator", "source", "constant", "scalar")  # leaves that may be read twice at no cost
-MAX_NODES = 40  # of one tree; NVRTC's time grows with them
+MAX_NODES = 40  # of one tree; NVRTC's time grows with their number
 ROUND = "cutlass::FloatRoundStyle::round_to_nearest"
 
 
@@ -95,7 +95,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Word:
-    """One 64-bit word of what a kernel's parameters are made from: its name, and how it is read."""
+    """One 64-bit word that a kernel's parameters are made from: its name, and how it is read."""
 
     name: str
     kind: str = "int"  # or "pointer", or "number", an f32 in the low half
@@ -112,7 +112,7 @@ class Visitors:
 
 
 def operands_of(tree: Node) -> dict[str, str]:
-    """The kind of each operand that a tree names, in the tree's order; Refused where one name stands for two things."""
+    """The kind of each operand that a tree names, in the tree's order; Refused if a name has two kinds."""
     kinds: dict[str, str] = {}
     for node in walk(tree):
         if isinstance(node, Leaf) and node.name:
@@ -129,11 +129,11 @@ def operands_of(tree: Node) -> dict[str, str]:
 
 
 def lower(tree: Node, operands: Mapping[str, Operand], d: Dtype, c: Dtype | None) -> Visitors:
-    """CUTLASS's visitor for a tree whose root becomes D; Refused where CUTLASS has none."""
+    """CUTLASS's visitor for a tree whose root becomes D; Refused if CUTLASS has none."""
     nodes = list(walk(tree))
     _check(nodes, operands, c, d)
     if not isinstance(tree, (Unary, Binary, Clamp, Fma)) or operands_needed(tree):
-        tree = Unary("identity", tree)  # the root is what converts to D's dtype
+        tree = Unary("identity", tree)  # the root converts to D's dtype
         nodes.append(tree)
     readers = Counter(child for node in nodes for child in node.inputs)
     shared = any(count > 1 and not (isinstance(node, Leaf) and node.kind in CHEAP) for node, count in readers.items())
@@ -142,20 +142,20 @@ def lower(tree: Node, operands: Mapping[str, Operand], d: Dtype, c: Dtype | None
     if any(isinstance(node, Unary) and node.function in ("silu", "sigmoid") for node in nodes):
         lowering.made.declarations.append(SIGMOID)
     names = {node: lowering.declare(node, root=node is tree) for node in nodes}
-    made = lowering.made
+    visitors = lowering.made
     if shared:
         places = {node: place for place, node in enumerate(nodes)}
         edges = ", ".join(f"cute::seq<{', '.join(str(places[i]) for i in node.inputs)}>" for node in nodes)
         types = ", ".join(names[node] for node in nodes)
-        made.type = f"cutlass::epilogue::fusion::Sm90TopologicalVisitor<{compute}, cute::tuple<{edges}>, {types}>"
-        made.arguments = _group([(names[node], lowering.arguments[node]) for node in nodes])
+        visitors.type = f"cutlass::epilogue::fusion::Sm90TopologicalVisitor<{compute}, cute::tuple<{edges}>, {types}>"
+        visitors.arguments = _group([(names[node], lowering.arguments[node]) for node in nodes])
     else:
-        made.type, made.arguments = lowering.type_and_arguments(tree, names)
-    return made
+        visitors.type, visitors.arguments = lowering.type_and_arguments(tree, names)
+    return visitors
 
 
 def operands_needed(tree: Node) -> bool:
-    """Whether the root is a node without output type of its own."""
+    """Whether the root is a node without its own output type."""
     return isinstance(tree, (Leaf, Store, Reduce))
 
 
@@ -189,7 +189,7 @@ def _check_whole(node: Node) -> None:
 
 
 class _Lowering:
-    """Names one C++ type for each node, and says what its arguments are."""
+    """Names one C++ type for each node, and writes the text of its arguments."""
 
     def __init__(self, operands: Mapping[str, Operand], d: Dtype, compute: str) -> None:
         self._operands, self._d, self._compute = operands, d, compute

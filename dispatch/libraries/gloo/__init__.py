@@ -1,1 +1,1 @@
-"""Collectives between processes of the host that no mpirun has started, by gloo through PyTorch."""
+"""Collectives by gloo (through PyTorch) between processes on the host that mpirun has not started."""

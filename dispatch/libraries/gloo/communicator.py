@@ -1,9 +1,9 @@
 """Communicators of gloo, as packaged with PyTorch: each call begins without waiting, and is polled until it is done.
 
-They are for processes of the host that were not started by mpirun, such as Ray's actors: Open MPI refuses ports between
+They are for processes on the host that mpirun has not started, such as Ray actors: Open MPI refuses ports between
 those. The ranks meet at a `TCPStore`, which one of them serves. Gloo only moves bytes; ops/collective reduces the data.
-When a rank ends, its connections close and the other ranks notice at once; one that hangs exceeds the deadline. Follows
-https://docs.pytorch.org/docs/stable/distributed.html. Knows no op.
+When a rank ends, its connections close and the other ranks notice at once; a rank that hangs exceeds the deadline.
+Follows https://docs.pytorch.org/docs/stable/distributed.html. This module does not depend on any op.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ __all__ = ["GlooCommunicator", "StoreAddress", "gloo", "serve_store"]
 
 SPIN = 200e-6  # seconds for which a call is polled without a pause
 SHORTEST, LONGEST = 20e-6, 1e-3  # seconds between polls after that
-RANK_LOST_WAIT = 0.2  # seconds in which the world may report which rank a connection has ended to
+RANK_LOST_WAIT = 0.2  # seconds to wait for the world to report the rank whose connection has ended
 _abandoned: list[Any] = []  # calls that may never end, and their memory, which gloo may still read or write
 
 
 def gloo() -> Any:
     """The module torch.distributed, with gloo; DeviceUnavailable if it is not installed."""
-    what = "collectives between processes of the host that no mpirun has started need PyTorch with gloo"
+    requirement = "collectives between processes of the host that no mpirun has started need PyTorch with gloo"
     try:
         import torch.distributed as dist
     except ImportError as error:
-        raise DeviceUnavailable(f"{what}: pip install torch; {error}") from error
+        raise DeviceUnavailable(f"{requirement}: pip install torch; {error}") from error
     if not dist.is_available() or not dist.is_gloo_available():
-        raise DeviceUnavailable(f"{what}, and this build of PyTorch has none")
+        raise DeviceUnavailable(f"{requirement}, and this build of PyTorch has none")
     return dist
 
 
 class StoreAddress(NamedTuple):
-    """Where the ranks of a communicator meet: the store that one of them serves, and a name that only they use."""
+    """The address of the store that one rank of a communicator serves, and a name that only these ranks use."""
 
     host: str
     port: int
@@ -84,7 +84,7 @@ class GlooCommunicator(Communicator):
         super().__init__(rank, size, device, generation=generation, deadline=deadline)
         self._group, self._store, self._own_host = group, store, own_host
         self._splits = 0
-        self._self_messages: deque[Array] = deque()  # that this rank sent to itself
+        self._self_messages: deque[Array] = deque()  # messages of this rank to itself
 
     @classmethod
     def create(
@@ -143,11 +143,11 @@ class GlooCommunicator(Communicator):
         import torch
 
         sent, buffer = np.concatenate(parts), np.empty(sum(sizes), np.uint8)
-        given = [part.size for part in parts]
+        input_sizes = [part.size for part in parts]
         into, out_of = torch.from_numpy(buffer), torch.from_numpy(sent)
         options = gloo().AllToAllOptions()
         wait = self.begin(
-            what, lambda group: group.alltoall_base(into, out_of, list(sizes), given, options), into, out_of
+            what, lambda group: group.alltoall_base(into, out_of, list(sizes), input_sizes, options), into, out_of
         )
 
         def finish() -> list[Array]:
@@ -199,16 +199,16 @@ class GlooCommunicator(Communicator):
 
         dist = gloo()
         digest = int.from_bytes(hashlib.blake2b(call.encode(), digest_size=8).digest(), "little", signed=True)
-        most, options = torch.tensor([digest, ~digest]), dist.AllreduceOptions()
+        maxima, options = torch.tensor([digest, ~digest]), dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.MAX
-        wait = self.begin(call, lambda group: group.allreduce([most], options), most)
+        wait = self.begin(call, lambda group: group.allreduce([maxima], options), maxima)
 
         def finish() -> None:
             wait()
-            largest, smallest = most.tolist()
+            largest, smallest = maxima.tolist()
             if largest != ~smallest:
-                here = f"this one calls {call}, another one something else"
-                self.raise_failed(CollectiveError(f"{self!r}: ranks disagree: {here}"))
+                difference = f"this one calls {call}, another one something else"
+                self.raise_failed(CollectiveError(f"{self!r}: ranks disagree: {difference}"))
 
         return finish
 
@@ -223,7 +223,7 @@ class GlooCommunicator(Communicator):
                 time.sleep(min(pause, until - now + 1e-6))
                 pause = min(2 * pause, LONGEST)
         try:
-            work.wait()  # raises its error
+            work.wait()  # raises the error of the call, if any
         except RuntimeError as error:
             self._raise(what, error)
 
@@ -232,7 +232,7 @@ class GlooCommunicator(Communicator):
             raise self.failure()
 
     def _raise(self, what: str, error: RuntimeError) -> Any:
-        """Fail with the error that a message of gloo stands for."""
+        """Fail with the error that corresponds to gloo's message."""
         text = str(error).split("] ", 1)[-1].split(". This is")[0]
         if "Timed out" in text:
             failed: CollectiveError = CollectiveTimeout(f"{self!r}: {what} was not done in time: {text}")
@@ -262,23 +262,30 @@ class GlooCommunicator(Communicator):
 
     def split(self, color: int | None, key: int = 0) -> Self | None:
         self.check()
-        mine = np.array([color is not None, color or 0, key], np.int64).view(np.uint8)
-        found = self.exchange("split", [mine] * self.size, [mine.size] * self.size)()
-        given = [part.view(np.int64).tolist() for part in found]
+        own_entry = np.array([color is not None, color or 0, key], np.int64).view(np.uint8)
+        parts = self.exchange("split", [own_entry] * self.size, [own_entry.size] * self.size)()
+        entries = [part.view(np.int64).tolist() for part in parts]
         self._splits += 1
         if color is None:
             return None
-        ranks = sorted(rank for rank in range(self.size) if given[rank][0] and given[rank][1] == color)
-        ranks.sort(key=lambda rank: given[rank][2])
-        own, size, name = ranks.index(self.rank), len(ranks), f"split {self._splits}/{color}"
+        ranks = sorted(rank for rank in range(self.size) if entries[rank][0] and entries[rank][1] == color)
+        ranks.sort(key=lambda rank: entries[rank][2])
+        new_rank, size, name = ranks.index(self.rank), len(ranks), f"split {self._splits}/{color}"
 
         def connect() -> Any:
-            return _group(self._store, name, self._own_host, own, size, self.deadline)
+            return _group(self._store, name, self._own_host, new_rank, size, self.deadline)
 
         group = call_with_timeout(self.deadline, connect, f"making {name}")
-        kept = gloo().PrefixStore(name, self._store)  # for splits of the new communicator
+        store = gloo().PrefixStore(name, self._store)  # for splits of the new communicator
         return type(self)(
-            group, kept, self._own_host, own, size, self.device, generation=self.generation, deadline=self.deadline
+            group,
+            store,
+            self._own_host,
+            new_rank,
+            size,
+            self.device,
+            generation=self.generation,
+            deadline=self.deadline,
         )
 
 

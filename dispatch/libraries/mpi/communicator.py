@@ -2,9 +2,9 @@
 
 MPI itself waits for ever for a rank that hangs. If the library is fault-tolerant (Open MPI under `mpirun --with-ft
 ulfm`, MPI 5's chapter on fault tolerance), the end of a rank is reported at once, and `Revoke` reports it to all ranks.
-MPI is not asked which ranks are alive then, because it would wait for one that is stopped: `World.rebuild` finds out,
-and makes the next communicator with `regroup`. MPI has no types of 16 and 8 bits: ops/collective converts the data.
-Knows no op.
+This module does not ask MPI which ranks are alive then, because MPI would wait for a stopped rank: `World.rebuild`
+determines the living ranks, and makes the next communicator with `regroup`. MPI has no floating-point types of 16 and 8
+bits: ops/collective converts the data. This module does not depend on any op.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def mpi() -> Any:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:  # mpi4py without an MPI raises RuntimeError
-        what = "mpi4py and an MPI: pip install 'cudabind[mpi]'"
-        raise DeviceUnavailable(f"collectives between processes of the host need {what}; {error}") from error
+        requirement = "mpi4py and an MPI: pip install 'cudabind[mpi]'"
+        raise DeviceUnavailable(f"collectives between processes of the host need {requirement}; {error}") from error
     return MPI
 
 
@@ -65,9 +65,9 @@ class MpiCommunicator(Communicator):
 
     @classmethod
     def duplicate(cls, comm: Comm, device: Device, name: str, *, deadline: float = DEADLINE) -> Self:
-        """A communicator over the ranks of a user's, which all call this; its messages are separate from the user's."""
-        own = call_with_timeout(deadline, comm.Dup, f"duplicating {name}")
-        return cls(own, device, name, deadline=deadline)
+        """A duplicate of a user's communicator, with separate messages; all ranks of the communicator call this."""
+        duplicate = call_with_timeout(deadline, comm.Dup, f"duplicating {name}")
+        return cls(duplicate, device, name, deadline=deadline)
 
     def regroup(self, ranks: Sequence[int], generation: int, deadline: float) -> Self:
         """The communicator of the surviving ranks of this one, in this order; only these call it, at the same time."""
@@ -110,19 +110,19 @@ class MpiCommunicator(Communicator):
         import numpy as np
 
         digest = int.from_bytes(hashlib.blake2b(call.encode(), digest_size=8).digest(), "little", signed=True)
-        own, most = np.array([digest, ~digest], np.int64), np.empty(2, np.int64)
-        wait = self.begin(call, lambda: self.comm.Iallreduce(own, most, mpi().MAX), own, most)
+        local, largest = np.array([digest, ~digest], np.int64), np.empty(2, np.int64)
+        wait = self.begin(call, lambda: self.comm.Iallreduce(local, largest, mpi().MAX), local, largest)
 
         def finish() -> None:
             wait()
-            if most[0] != ~most[1]:  # the largest digest, and the smallest
-                here = f"this one calls {call}, another one something else"
-                self.raise_failed(CollectiveError(f"{self!r}: ranks disagree: {here}"))
+            if largest[0] != ~largest[1]:  # the largest digest differs from the smallest
+                difference = f"this one calls {call}, another one something else"
+                self.raise_failed(CollectiveError(f"{self!r}: ranks disagree: {difference}"))
 
         return finish
 
     def abandon(self, call: object) -> None:
-        """Keep a call that has begun but that nobody waits for any more, with its memory."""
+        """Keep a call, with its memory, that has begun but that no thread waits for any more."""
         _abandoned.append(call)
 
     def _wait(self, what: str, request: Any, until: float) -> None:
@@ -149,8 +149,10 @@ class MpiCommunicator(Communicator):
         self._revoke()
         kind = error.Get_error_class()
         MPI = mpi()
-        lost = {getattr(MPI, name, None) for name in ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")}
-        if kind not in lost:
+        lost_codes = {
+            getattr(MPI, name, None) for name in ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
+        }
+        if kind not in lost_codes:
             failed = CollectiveError(f"{self!r}: {what} failed: {error}")
         else:
             ranks = self._failed_ranks()
@@ -164,8 +166,8 @@ class MpiCommunicator(Communicator):
         MPI = mpi()
         with suppress(MPI.Exception, NotImplementedError, AttributeError):
             ended = self.comm.Get_failed()
-            places = MPI.Group.Translate_ranks(ended, list(range(ended.Get_size())), self.base)
-            return tuple(int(place) for place in places if place >= 0)
+            base_ranks = MPI.Group.Translate_ranks(ended, list(range(ended.Get_size())), self.base)
+            return tuple(int(rank) for rank in base_ranks if rank >= 0)
         return ()
 
     def _revoke(self) -> None:
@@ -184,18 +186,18 @@ class MpiCommunicator(Communicator):
                 call_with_timeout(self.deadline, self.comm.Free, "freeing a communicator")
 
     def split(self, color: int | None, key: int = 0) -> Self | None:
-        given = [[0, 0, 0] for _ in range(self.size)]
-        mine = [color is not None, color or 0, key]
+        entries = [[0, 0, 0] for _ in range(self.size)]
+        own_entry = [color is not None, color or 0, key]
         import numpy as np
 
-        sent, received = np.array(mine, np.int64), np.empty((self.size, 3), np.int64)
+        sent, received = np.array(own_entry, np.int64), np.empty((self.size, 3), np.int64)
         self.begin("split", lambda: self.comm.Iallgather(sent, received), sent, received)()
         self._splits += 1
-        given = received.tolist()
+        entries = received.tolist()
         if color is None:
             return None
-        ranks = [rank for rank in range(self.size) if given[rank][0] and given[rank][1] == color]
-        ranks.sort(key=lambda rank: given[rank][2])
+        ranks = [rank for rank in range(self.size) if entries[rank][0] and entries[rank][1] == color]
+        ranks.sort(key=lambda rank: entries[rank][2])
         name = f"{self.name}/split {self._splits}/{color}"
         comm = self._create_comm(ranks, name)
         return type(self)(comm, self.device, name, generation=self.generation, deadline=self.deadline)

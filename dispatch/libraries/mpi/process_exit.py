@@ -1,7 +1,7 @@
 """Exit of a process that has lost a rank: without MPI_Finalize, which may wait for that rank for ever.
 
 Measured with Open MPI 5.0.11 under `mpirun --with-ft ulfm`: of ten programs that had lost a rank to SIGKILL one stayed
-in MPI_Finalize, holding the interpreter's lock. mpi4py calls that once the interpreter is gone.
+in MPI_Finalize, holding the GIL. mpi4py calls MPI_Finalize after the interpreter has ended.
 """
 
 from __future__ import annotations

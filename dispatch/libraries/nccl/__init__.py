@@ -1,1 +1,1 @@
-"""NCCL: communicators that do not block, their configuration, and a monitor that ends what takes too long."""
+"""NCCL: nonblocking communicators, their configuration, and a monitor that aborts calls that take too long."""

@@ -3,7 +3,7 @@
 Each call records the time by which it must return, and then an event after its work, which monitor.py polls: if a call
 or its work is not done by the deadline, or NCCL reports an error, the communicator is aborted, which ends both. Follows
 https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/communicators.html, in particular its error handling.
-Knows no op.
+This module does not depend on any op.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NcclCommunicator", "solo", "unique_id"]
 
-SUCCESS, INVALID_ARGUMENT, REMOTE, IN_PROGRESS = 0, 4, 6, 7  # of ncclResult_t
+SUCCESS, INVALID_ARGUMENT, REMOTE, IN_PROGRESS = 0, 4, 6, 7  # values of ncclResult_t
 SHORTEST, LONGEST = 20e-6, 1e-3  # seconds between two queries
 NO_COLOR = -1  # NCCL_SPLIT_NOCOLOR
 LONGEST_CALL = 0.2  # seconds that an abort waits for a call inside NCCL to end by itself
@@ -55,9 +55,9 @@ class PendingWork:
 
 
 def unique_id() -> bytes:
-    """The id of a new communicator, 128 bytes: one rank makes it, and all ranks must be given it."""
-    nccl.ncclGetUniqueId(ctypes.byref(made := nccl.ncclUniqueId()))
-    return bytes(made)
+    """The id of a new communicator, 128 bytes: one rank creates it and sends it to all ranks."""
+    nccl.ncclGetUniqueId(ctypes.byref(c_id := nccl.ncclUniqueId()))
+    return bytes(c_id)
 
 
 class NcclCommunicator(Communicator):
@@ -89,7 +89,7 @@ class NcclCommunicator(Communicator):
         self.call_deadline = math.inf  # when a call inside NCCL must return (`time.monotonic`)
         self.is_aborted = False
         self.in_graphs = False  # whether a caller's graph contains calls of it
-        self._barrier_token: Any = None  # an element that barriers sum
+        self._barrier_token: Any = None  # the element that barriers sum
         register_collectives(self)
 
     # -- beginning ------------------------------------------------------------------------------------------------
@@ -111,15 +111,15 @@ class NcclCommunicator(Communicator):
         """
         if device.is_host:
             raise BadRequest("device", str(device), "a GPU", "MPI, or threads, move what is on the host")
-        own = NcclConfig() if config is None else config
-        made = cls(nccl.ncclComm_t(), rank, size, device, own, generation=generation, deadline=deadline)
+        nccl_config = NcclConfig() if config is None else config
+        comm = cls(nccl.ncclComm_t(), rank, size, device, nccl_config, generation=generation, deadline=deadline)
         c_id = nccl.ncclUniqueId.from_buffer_copy(identity)
 
         def start(handle: Any, settings: Any) -> int:
             call = nccl.ncclCommInitRankConfig.unchecked
             return int(call(ctypes.byref(handle), ctypes.c_int(size), c_id, ctypes.c_int(rank), ctypes.byref(settings)))
 
-        return made._init_handle("ncclCommInitRankConfig", start)
+        return comm._init_handle("ncclCommInitRankConfig", start)
 
     @classmethod
     def join(
@@ -140,10 +140,10 @@ class NcclCommunicator(Communicator):
         if device.is_host:
             raise BadRequest("device", str(device), "a GPU")
         require((2, 29, 0), "ncclCommGrow")
-        own = NcclConfig() if config is None else config
-        made = cls(nccl.ncclComm_t(), rank, size, device, own, generation=generation, deadline=deadline)
+        nccl_config = NcclConfig() if config is None else config
+        comm = cls(nccl.ncclComm_t(), rank, size, device, nccl_config, generation=generation, deadline=deadline)
         c_id = nccl.ncclUniqueId.from_buffer_copy(identity)
-        return made._init_handle("ncclCommGrow", partial(_grow, nccl.ncclComm_t(), size, c_id, rank))
+        return comm._init_handle("ncclCommGrow", partial(_grow, nccl.ncclComm_t(), size, c_id, rank))
 
     def _init_handle(self, function: str, start: Callable[[Any, Any], int]) -> Self:
         """Make the handle by a call that all ranks make; a handle that is made after the deadline is aborted."""
@@ -151,14 +151,14 @@ class NcclCommunicator(Communicator):
 
         def call() -> int:
             status = start(handle, settings)
-            if self.error is not None and handle.value and not self.is_aborted:  # nobody waits for it any more
+            if self.error is not None and handle.value and not self.is_aborted:  # no thread waits for it any more
                 nccl.ncclCommAbort.unchecked(handle)
             return status
 
         try:
             self.wait_for(function, call)
         except CollectiveError:
-            clear_failed(self.device, self)  # none of its calls was going to write
+            clear_failed(self.device, self)  # it had no calls that write memory
             raise
         monitor.watch(self)
         return self
@@ -205,10 +205,10 @@ class NcclCommunicator(Communicator):
                 )
             )
 
-        made = self._derive("ncclCommShrink", start)
-        if made is None:
+        comm = self._derive("ncclCommShrink", start)
+        if comm is None:
             raise CollectiveError(f"{self!r}: ncclCommShrink made no communicator")
-        return made
+        return comm
 
     def growing_id(self) -> bytes:
         """The id with which new ranks `join`, 128 bytes; one rank gets it and passes it to them and to its own `grow`.
@@ -217,10 +217,10 @@ class NcclCommunicator(Communicator):
         """
         self.check()
         require((2, 29, 0), "ncclCommGrow")
-        made = nccl.ncclUniqueId()
+        c_id = nccl.ncclUniqueId()
         with self.device.context, relaxed(), self.lock:
-            nccl.ncclCommGetUniqueId(self.c_handle, ctypes.byref(made))
-        return bytes(made)
+            nccl.ncclCommGetUniqueId(self.c_handle, ctypes.byref(c_id))
+        return bytes(c_id)
 
     def grow(self, size: int, identity: bytes | None = None) -> Self:
         """The communicator of these ranks, with the same numbers, and of new ones that `join`; `size` ranks in total.
@@ -231,10 +231,10 @@ class NcclCommunicator(Communicator):
         check_int("size", size, self.size + 1, 1 << 30)
         require((2, 29, 0), "ncclCommGrow")
         c_id = None if identity is None else nccl.ncclUniqueId.from_buffer_copy(identity)
-        made = self._derive("ncclCommGrow", lambda *given: _grow(self.c_handle, size, c_id, -1, *given))
-        if made is None:
+        comm = self._derive("ncclCommGrow", lambda *given: _grow(self.c_handle, size, c_id, -1, *given))
+        if comm is None:
             raise CollectiveError(f"{self!r}: ncclCommGrow made no communicator")
-        return made
+        return comm
 
     def _derive(self, function: str, start: Callable[[Any, Any], int]) -> Self | None:
         self.check()
@@ -243,14 +243,14 @@ class NcclCommunicator(Communicator):
         if not handle.value:
             return None
         ranks = [ctypes.c_int(), ctypes.c_int()]
-        made = type(self)(handle, 0, 1, self.device, self.config, generation=self.generation, deadline=self.deadline)
+        comm = type(self)(handle, 0, 1, self.device, self.config, generation=self.generation, deadline=self.deadline)
         with self.device.context, relaxed():
-            made.settle(function, IN_PROGRESS)
+            comm.settle(function, IN_PROGRESS)
             nccl.ncclCommUserRank(handle, ctypes.byref(ranks[0]))
             nccl.ncclCommCount(handle, ctypes.byref(ranks[1]))
-            made.rank, made.size = (each.value for each in ranks)
-        monitor.watch(made)
-        return made
+            comm.rank, comm.size = (each.value for each in ranks)
+        monitor.watch(comm)
+        return comm
 
     wait_for_work = monitor.wait_for_work
     is_idle = property(monitor.is_idle)
@@ -322,13 +322,13 @@ class NcclCommunicator(Communicator):
 
     def watch(self, stream: Any = None) -> None:
         """Apply the deadline to the work on a stream so far, such as a launched graph that contains collectives."""
-        own = self.device.executor().stream if stream is None else stream
+        watched = self.device.executor().stream if stream is None else stream
         with self.device.context, relaxed():
-            self.record_work(own.c_handle, "a graph")
+            self.record_work(watched.c_handle, "a graph")
 
     @property
     def barrier_token(self) -> Any:
-        """One element of device memory for barriers, whose value nobody reads."""
+        """One element of device memory for barriers; its value is never read."""
         if self._barrier_token is None:
             self._barrier_token = self.device.zeros((1,), "u8")
         return self._barrier_token
@@ -391,8 +391,8 @@ class NcclCommunicator(Communicator):
 
 def _grow(comm: Any, size: int, c_id: Any, rank: int, handle: Any, settings: Any) -> int:
     identity = None if c_id is None else ctypes.byref(c_id)
-    given = (comm, ctypes.c_int(size), identity, ctypes.c_int(rank), ctypes.byref(handle), ctypes.byref(settings))
-    return int(nccl.ncclCommGrow.unchecked(*given))
+    arguments = (comm, ctypes.c_int(size), identity, ctypes.c_int(rank), ctypes.byref(handle), ctypes.byref(settings))
+    return int(nccl.ncclCommGrow.unchecked(*arguments))
 
 
 def solo(device: Device) -> NcclCommunicator:

@@ -1,7 +1,7 @@
-"""A communicator's configuration by the fields of `ncclConfig_t`, as the installed NCCL has them.
+"""A communicator's configuration: the fields of the installed NCCL's `ncclConfig_t`.
 
-Follows https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api/types.html#ncclconfig-t. Makes no call but for the
-version.
+Follows https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api/types.html#ncclconfig-t. The only call of NCCL is
+the query of its version.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dispatch.errors import BadRequest, Refused
 
 __all__ = ["NcclConfig", "c_config", "require", "version"]
 
-MAGIC = 0xCAFEBEEF  # NCCL_API_MAGIC, which older headers have within NCCL_CONFIG_INITIALIZER alone
-# The fields of NCCL's struct by those of this class.
+MAGIC = 0xCAFEBEEF  # NCCL_API_MAGIC; older headers have it only inside NCCL_CONFIG_INITIALIZER
+# The field of ncclConfig_t for each field of this class.
 # fmt: off
 NAMES = {
     "cga_cluster_size": "cgaClusterSize", "min_ctas": "minCTAs",           "max_ctas": "maxCTAs",
@@ -30,8 +30,8 @@ NAMES = {
     "rma_signals": "numRmaSig", "rma_eager_init": "rmaEagerInit", "host_cft_mode": "hostCftMode",
     "nvls_host_mode": "nvlsHostMode",
 }
-# The version of NCCL that first reads a field, by the headers of 2.26.5, 2.28.9, 2.29.7 and 2.32.3, and release notes.
-# An older one ignores it silently.
+# The first version of NCCL that reads a field, from the headers of 2.26.5, 2.28.9, 2.29.7 and 2.32.3 and the release
+# notes. Older versions ignore the field silently.
 SINCE = {
     (2, 27, 0): ("comm_name", "collnet_enable", "cta_policy", "shrink_share", "nvls_ctas"),
     (2, 28, 0): ("channels_per_net_peer", "nvlink_centric_sched"),
@@ -49,25 +49,25 @@ class NcclConfig:
     Attributes:
         blocking: whether a call of NCCL returns only after enqueueing its work. Otherwise one of NCCL's threads
             enqueues it; this library waits for that, which takes longer. The deadline applies in both cases.
-        cga_cluster_size: of its kernels' thread blocks, 0 to 8.
-        min_ctas, max_ctas: how many thread blocks a kernel has, at least and at most.
+        cga_cluster_size: the cluster size of its kernels' thread blocks, 0 to 8.
+        min_ctas, max_ctas: the minimum and maximum number of thread blocks of a kernel.
         net_name: the network plugin, such as "Socket".
         split_share, shrink_share: whether communicators made by split or shrink share this one's resources.
-        traffic_class: of network packets.
+        traffic_class: the traffic class of network packets.
         comm_name: its name in logs and profilers.
-        collnet_enable: whether switches may reduce.
-        cta_policy: 0 the default, 1 few thread blocks, 2 none where copy engines can do the work; bits.
-        nvls_ctas: thread blocks of NVLink SHARP.
-        channels_per_net_peer: how many channels go to each rank over a network.
+        collnet_enable: whether network switches may compute reductions.
+        cta_policy: a bit mask: 0 the default, 1 few thread blocks, 2 none if copy engines can do the work.
+        nvls_ctas: the number of thread blocks for NVLink SHARP.
+        channels_per_net_peer: the number of channels to each rank over a network.
         nvlink_centric_sched: whether kernels are placed for NVLink.
-        graph_usage_mode: 0 if no CUDA graph will contain its calls, which saves NCCL the ordering of both; this library
-            then refuses captures. 1 for a single graph, 2 for graphs and calls, the default.
-        rma_contexts, rma_signals: how many contexts and signals there are for puts; `rma_eager_init`: whether they are
-            made at once.
-        max_p2p_peers: how many ranks one sends to and receives from.
+        graph_usage_mode: 0 if no CUDA graph will contain its calls, so that NCCL need not order graphs and calls; this
+            library then refuses captures. 1 for a single graph, 2 (the default) for graphs and calls.
+        rma_contexts, rma_signals: the number of contexts and signals for puts; `rma_eager_init`: whether they are
+            created at once.
+        max_p2p_peers: the number of ranks that a rank sends to and receives from.
         graph_stream_ordering: whether launches of graphs are ordered with other calls.
-        launch_order_implicit: whether calls of several communicators keep their order by themselves.
-        host_cft_mode, nvls_host_mode: as `ncclHostCftMode_t` and `ncclNvlsHostMode_t` have them.
+        launch_order_implicit: whether NCCL keeps the order of calls of several communicators.
+        host_cft_mode, nvls_host_mode: values of `ncclHostCftMode_t` and `ncclNvlsHostMode_t`.
     """
 
     blocking: bool = True
@@ -116,10 +116,10 @@ def version() -> tuple[int, int, int]:
 
 def require(least: tuple[int, int, int], function: str) -> None:
     """Refused if the loaded NCCL is older than the function."""
-    own = version()
-    if own < least:
-        came, here = (".".join(map(str, each)) for each in (least[:2], own))
-        raise Refused(f"{function} came with NCCL {came}, and {here} is loaded: install a newer nvidia-nccl")
+    loaded = version()
+    if loaded < least:
+        minimum, actual = (".".join(map(str, each)) for each in (least[:2], loaded))
+        raise Refused(f"{function} came with NCCL {minimum}, and {actual} is loaded: install a newer nvidia-nccl")
 
 
 def c_config(config: NcclConfig) -> Any:
@@ -127,14 +127,14 @@ def c_config(config: NcclConfig) -> Any:
 
     Refused for a field that the installed NCCL does not have.
     """
-    made = nccl.ncclConfig_t()
-    kinds = {name: kind for name, kind, *_ in made._fields_}
+    settings = nccl.ncclConfig_t()
+    kinds = {name: kind for name, kind, *_ in settings._fields_}
     for name, kind in kinds.items():
         if kind is ctypes.c_int32:
-            setattr(made, name, nccl.NCCL_CONFIG_UNDEF_INT)
+            setattr(settings, name, nccl.NCCL_CONFIG_UNDEF_INT)
     major, minor, patch = version()
-    made.size, made.magic = ctypes.sizeof(made), MAGIC
-    made.version, made.blocking = 10000 * major + 100 * minor + patch, int(config.blocking)
+    settings.size, settings.magic = ctypes.sizeof(settings), MAGIC
+    settings.version, settings.blocking = 10000 * major + 100 * minor + patch, int(config.blocking)
     for field in fields(config):
         value = getattr(config, field.name)
         if value is None or field.name == "blocking":
@@ -145,7 +145,7 @@ def c_config(config: NcclConfig) -> Any:
             raise Refused(f"{field.name} is none of NCCL {major}.{minor}'s: {', '.join(kinds)}")
         if isinstance(value, str):
             text = ctypes.create_string_buffer(value.encode())
-            made.keep = (*getattr(made, "keep", ()), text)  # ctypes sees no pointer in an address
+            settings.keep = (*getattr(settings, "keep", ()), text)  # keeps the text alive: the struct has its address
             value = ctypes.addressof(text)
-        setattr(made, NAMES[field.name], value)
-    return made
+        setattr(settings, NAMES[field.name], value)
+    return settings

@@ -1,6 +1,6 @@
 """Groups of calls that NCCL begins together: those of several communicators of one thread, and sends with receives.
 
-Within a group nothing is waited for and nothing recorded; at its end each communicator's calls are settled. Follows
+Inside a group, calls are neither waited for nor recorded; its end settles each communicator's calls. Follows
 https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/groups.html.
 """
 
@@ -65,8 +65,8 @@ def _settle(calls: list[tuple[NcclCommunicator, ctypes.c_void_p, str, bool]], st
     """Settle each communicator's calls, and record the last one on each of its streams."""
     for communicator in dict.fromkeys(each for each, *_ in calls):
         communicator.settle("ncclGroupEnd", status)
-    last = {(communicator, stream.value): (what, captured) for communicator, stream, what, captured in calls}
-    for (communicator, handle), (what, captured) in last.items():
+    last = {(communicator, stream.value): (call, captured) for communicator, stream, call, captured in calls}
+    for (communicator, handle), (call, captured) in last.items():
         if not captured:
             with communicator.device.context:
-                communicator.record_work(ctypes.c_void_p(handle), what)
+                communicator.record_work(ctypes.c_void_p(handle), call)

@@ -1,4 +1,4 @@
-"""Memory that NCCL moves best: its own allocations, and memory that is registered with a communicator.
+"""Memory that NCCL moves fastest: its own allocations, and memory that is registered with a communicator.
 
 Peers access registered memory in place; other memory is copied through buffers. A window is registered by all ranks
 together; symmetric kernels and copy engines work on windows. Follows
@@ -53,7 +53,7 @@ def _release_storage(storage: Storage) -> None:
 
 
 def empty(device: Device, shape: int | tuple[int, ...], dtype: Any = "f32") -> Tensor:
-    """An uninitialized tensor in memory that NCCL allocates, which can be registered in every way."""
+    """An uninitialized tensor in memory that NCCL allocates; it supports every kind of registration."""
     kind = check_dtype("dtype", dtype)
     extents = check_shape("shape", shape, kind.bits)
     strides = c_strides(extents)

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["check_communicator", "is_idle", "wait_for_work", "watch"]
 
 PAUSE = 10e-3  # seconds between checks of running work; a check holds the interpreter's lock for some 0.1 ms
-IDLE = 0.1  # between checks of the others, for errors that come from the network only
-SHORT = 1e-3  # between checks in `wait_for_work`
+IDLE = 0.1  # seconds between checks without running work, for errors of the network only
+SHORT = 1e-3  # seconds between checks in `wait_for_work`
 IN_PROGRESS = 7
 
 
@@ -92,8 +92,8 @@ def watch(communicator: WatchedCommunicator) -> None:
 
 def _run() -> None:
     global _thread
-    looked = 0.0  # when those without running work were checked
-    with relaxed():  # its queries must not invalidate anybody's capture
+    looked = 0.0  # the time of the last check of communicators without running work
+    with relaxed():  # its queries must not invalidate another thread's capture
         while True:
             with _lock:
                 open_ones = [each for each in _watched if each.error is None and not each.closed]
@@ -123,15 +123,15 @@ def check_communicator(communicator: WatchedCommunicator) -> bool:
             return True  # while a call is inside NCCL, its status is not queried from another thread
         oldest = _oldest(communicator)
         if oldest is not None and time.monotonic() > oldest.until:
-            what = oldest.what
-            late = f"{what} was not done on all ranks within {communicator.deadline:g} s"
+            call = oldest.what
+            late = f"{call} was not done on all ranks within {communicator.deadline:g} s"
             communicator.fail(CollectiveTimeout(f"{communicator!r}: {late}"))
             return False
         status = communicator.async_status()
         if status not in (0, IN_PROGRESS):
             communicator.raise_status("ncclCommGetAsyncError", status)
     except CollectiveError:
-        return False  # it is raised by the next call, or where a thread waits
+        return False  # the next call raises it, or the thread that waits
     except Exception as error:  # noqa: BLE001  # a lost device or any other error: waiting threads must get it
         if not communicator.closed:
             communicator.fail(CollectiveError(f"{communicator!r}: {error}"))
@@ -151,8 +151,8 @@ def wait_for_work(communicator: WatchedCommunicator, seconds: float) -> bool:
 
 
 def is_idle(communicator: WatchedCommunicator) -> bool:
-    """Whether none of its calls is under way; False also where a caller's graphs have some."""
-    if communicator.closed or communicator.error is not None:  # an abort ends what was under way
+    """Whether no call of it is running; False also if a caller's graphs contain its calls."""
+    if communicator.closed or communicator.error is not None:  # an abort ends running calls
         return True
     return not communicator.in_graphs and wait_for_work(communicator, 0.0)
 

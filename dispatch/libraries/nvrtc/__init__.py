@@ -1,1 +1,1 @@
-"""Kernels of a user's own, compiled by NVRTC: what a row of an own op names as its call."""
+"""Users' own kernels, compiled by NVRTC: a row of a user's own op names such a kernel as its call."""

@@ -1,8 +1,8 @@
 """The cubin of a kernel in CUDA C++: from memory, from disk, or by NVRTC.
 
-NVRTC takes a third of a second for the smallest kernel. What a source that includes nothing is compiled to hangs on
-its text, the options and NVRTC's version alone (NVRTC 13.5 reads no flags from the environment, as nvcc does), and lies
-on disk from then on.
+NVRTC takes a third of a second for the smallest kernel. The cubin of a source without includes depends only on its
+text, the options and NVRTC's version (NVRTC 13.5 reads no flags from the environment, as nvcc does), so it is stored on
+disk.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["compiled", "compiler"]
 def compiled(source: str, function: str, options: tuple[str, ...]) -> bytes:
     """The cubin of `function`; `options` name its architecture, "-arch=sm_90", first.
 
-    Raises NvrtcError with the compiler's messages, and LibraryNotFound without NVRTC where none is on disk.
+    Raises NvrtcError with the compiler's messages, and LibraryNotFound if NVRTC is missing and no cubin is on disk.
     """
     if "include" in source or any("include" in option or option.startswith("-I") for option in options):
         return nvrtc.compile(source, f"{function}.cu", options).code
@@ -31,7 +31,7 @@ def compiled(source: str, function: str, options: tuple[str, ...]) -> bytes:
 
     kernel = hashlib.sha256("\0".join((source, *options)).encode()).hexdigest()
     toolchain = compiler()
-    with suppress(DispatchError):  # of a folder that cannot be used
+    with suppress(DispatchError):  # if the folder cannot be used
         entry = store().find(kernel, toolchain)
         if entry is not None:
             return entry.code
@@ -46,7 +46,7 @@ def compiled(source: str, function: str, options: tuple[str, ...]) -> bytes:
 
 
 def compiler() -> str | None:
-    """NVRTC's version in words; None without NVRTC."""
+    """NVRTC's version as a text; None without NVRTC."""
     try:
         return "NVRTC " + ".".join(map(str, nvrtc.nvrtcVersion()))
     except CudaError:

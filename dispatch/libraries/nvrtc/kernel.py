@@ -1,7 +1,7 @@
-"""A kernel in CUDA C++ as the call of a row: compiled by NVRTC for the GPU at hand, loaded once, launched by a plan.
+"""A kernel in CUDA C++ as the call of a row: compiled by NVRTC for the GPU, loaded once, launched by a plan.
 
-The kernel's parameters are the addresses of the request's operands, those of `reads` and then those of `writes`, an
-absent one as a null pointer, and behind them the numbers that its launch gives. This file knows no op.
+The kernel's parameters are the addresses of the request's operands, first those of `reads`, then those of `writes`,
+with a null pointer for an absent one, followed by the values of its launch. This file knows no op.
 """
 
 from __future__ import annotations
@@ -31,19 +31,21 @@ if TYPE_CHECKING:
 
 __all__ = ["Kernel", "KernelPlan", "Launch", "loaded"]
 
-STATIC_SHARED = 48 << 10  # bytes that a kernel may use without having asked for more
+STATIC_SHARED = 48 << 10  # bytes that a kernel may use without requesting more
 AXES = 3
 
 
 @names_arguments
 class Launch(NamedTuple):
-    """How a kernel is launched for a request: what depends on its layouts and choices, and on no address.
+    """How a kernel is launched for a request: everything that depends on its layouts and options, but not on addresses.
 
     Attributes:
-        grid, block: how many blocks, and how many threads each has; up to three numbers. Without blocks nothing runs.
-        values: what the kernel takes behind the addresses, as ctypes numbers: ctypes.c_int64(x.size).
+        grid, block: the numbers of blocks, and of threads in a block; up to three numbers each. Without blocks, nothing
+            is launched.
+        values: the kernel's parameters after the addresses, as ctypes numbers: ctypes.c_int64(x.size).
         shared: bytes of dynamic shared memory.
-        counter: numbers the launches, if given; behind the values the kernel takes that of each, an unsigned long long.
+        counter: numbers the launches, if given; the kernel takes the number of each after the values, an unsigned long
+            long.
     """
 
     grid: tuple[int, ...]
@@ -55,29 +57,29 @@ class Launch(NamedTuple):
 
 @names_arguments
 class Kernel:
-    """The call of a row that runs a kernel of one's own.
+    """The call of a row that runs a user's own kernel.
 
     Args:
         source: CUDA C++ with the kernel as `extern "C" __global__ void function(...)`.
-        function: its name there.
-        launch: gives the Launch of a request; called once for each kind of request.
-        options: of NVRTC, such as "-DT=float"; the architecture is that of the GPU.
+        function: its name in the source.
+        launch: returns the Launch of a request; called once for each kind of request.
+        options: NVRTC's options, such as "-DT=float"; the architecture is that of the GPU.
 
     A source that does not compile raises NvrtcError with the compiler's messages; without NVRTC the row is refused, and
-    the next one asked.
+    the next one is tried.
     """
 
     def __init__(
         self, source: str, function: str, launch: Callable[[Any], Launch], options: Sequence[str] = ("-std=c++17",)
     ) -> None:
-        given: tuple[Any, ...] = source, launch
-        if not isinstance(given[0], str) or not callable(given[1]):
+        arguments: tuple[Any, ...] = source, launch
+        if not isinstance(arguments[0], str) or not callable(arguments[1]):
             wanted = "its source, its name and a function that returns the Launch of a request"
             raise BadRow(f"a kernel is made of {wanted}: got {source!r:.40}, {function!r:.40}, {launch!r:.40}")
         if isinstance(options, str):
             raise BadRow(f"options are several strings, not {options!r}: write ({options!r},)")
         self.source, self.function, self.launch, self.options = source, function, launch, tuple(options)
-        self.__name__ = self.__qualname__ = function  # what `explain` shows
+        self.__name__ = self.__qualname__ = function  # shown by `explain`
         self.__module__ = getattr(launch, "__module__", __name__)
 
     @calls_user_code
@@ -96,7 +98,7 @@ class Kernel:
 
 
 def check_launch(kernel: Kernel, launch: Any) -> None:
-    """BadRow for what no kernel can be launched with."""
+    """BadRow for a Launch that no kernel can be launched with."""
     if not isinstance(launch, Launch):
         raise BadRow(f"the launch of {kernel.function} is a {type(launch).__name__}: give a dispatch.Launch")
     for name, least in (("grid", 0), ("block", 1)):
@@ -108,12 +110,12 @@ def check_launch(kernel: Kernel, launch: Any) -> None:
     for value in launch.values:
         if not isinstance(value, (ctypes._SimpleCData, ctypes.Structure)):
             like = "ctypes.c_float" if isinstance(value, float) else "ctypes.c_int64"
-            what = f"{kernel.function} is given {value!r}, whose size in memory is not known"
-            raise BadRow(f"{what}: make it of the type that the kernel declares, such as {like}({value!r})")
+            problem = f"{kernel.function} is given {value!r}, whose size in memory is not known"
+            raise BadRow(f"{problem}: make it of the type that the kernel declares, such as {like}({value!r})")
 
 
 class KernelPlan(Plan):
-    """One kernel, launched for the addresses of each run."""
+    """The launch of one kernel at the addresses of each run."""
 
     __slots__ = ("_executor", "_launch", "_pointers", "_slots", "_values")
 
@@ -121,10 +123,10 @@ class KernelPlan(Plan):
         super().__init__(row, capture_safe=True, counter=launch.counter)
         self._executor = executor
         slots = tuple(ctypes.c_void_p() for _ in range(operands + (launch.counter is not None)))
-        self._slots = tuple((slot, place) for place, slot in enumerate(slots))  # a strict zip took 0.2 us longer
-        self._values = launch.values  # the pointers lead to these
-        taken = (*slots[:operands], *launch.values, *slots[operands:])
-        self._pointers = (ctypes.c_void_p * len(taken))(*map(ctypes.addressof, taken))
+        self._slots = tuple((slot, index) for index, slot in enumerate(slots))  # a strict zip took 0.2 us longer
+        self._values = launch.values  # keeps alive the values that the pointers refer to
+        parameters = (*slots[:operands], *launch.values, *slots[operands:])
+        self._pointers = (ctypes.c_void_p * len(parameters))(*map(ctypes.addressof, parameters))
         ones = (1,) * AXES
         extents = (*(launch.grid + ones)[:AXES], *(launch.block + ones)[:AXES])
         if launch.shared > STATIC_SHARED:
@@ -134,11 +136,11 @@ class KernelPlan(Plan):
         self._launch: Callable[[], int] = partial(driver.cuLaunchKernel.unchecked, *fixed)
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
-        for slot, place in self._slots:  # addresses are ints, and so is the number of the call
-            slot.value = arguments[place]  # type: ignore[assignment]
+        for slot, index in self._slots:  # addresses are ints, and so is the launch counter
+            slot.value = arguments[index]  # type: ignore[assignment]
         status = self._launch()
         if status:
-            self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
+            self._executor.stream.done()  # raises DeviceFault if the device is lost
             raise driver.error("cuLaunchKernel", status)
 
 

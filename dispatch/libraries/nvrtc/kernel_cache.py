@@ -1,8 +1,8 @@
-"""Compiled kernels on disk: one file each, private to the user, written atomically, and read only if it proves sound.
+"""Compiled kernels on disk: one file each, private to the user, written atomically, and validated when read.
 
-`compiled.py` and `cutlass/compile.py` ask here before they compile, and store what they have; `python -m dispatch
-cache` lists, exports and imports. An entry carries its own digest, so that a damaged file, or somebody else's, is taken
-for none and rebuilt.
+`compiled.py` and `cutlass/compile.py` look here before they compile, and store the result; `python -m dispatch cache`
+lists, exports and imports kernels. An entry contains its own digest, so that a damaged or foreign file is ignored, and
+the kernel compiled again.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ __all__ = ["BadPack", "Entry", "Store", "folder", "store"]
 
 MAGIC = b"dispatch-kernel-1\n"
 PACK = "dispatch-kernels-1"
-LIMIT = 2 << 30  # bytes on disk; what was read longest ago goes first
-LARGEST_CODE = 64 << 20  # bytes of one kernel; those of CUTLASS have some hundred KB
-LONGEST_TEXT = 2000  # characters of a fact
+LIMIT = 2 << 30  # bytes on disk; the least recently read entries are removed first
+LARGEST_CODE = 64 << 20  # bytes of one kernel; CUTLASS's kernels have some hundred KB
+LONGEST_TEXT = 2000  # characters of a text field
 LONGEST_COMPILE = 1e9  # seconds
-MOST_KERNELS = 10_000  # of a pack
-MOST_CODE = 2 << 30  # bytes of all kernels of a pack, which are held at once
+MOST_KERNELS = 10_000  # in a pack
+MOST_CODE = 2 << 30  # bytes of all kernels in a pack, which are in memory at the same time
 
 
 class BadPack(DispatchError, ValueError):
-    """A file that is no pack of kernels, or one whose contents are not what it says."""
+    """A file that is not a pack of kernels, or one with invalid contents."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ class Entry:
 
     Attributes:
         kernel: the digest of its source and options.
-        toolchain: what it was compiled with, in words; part of the key of what is compiled here.
+        toolchain: the versions of the tools that compiled it, as a text; part of the key of kernels compiled here.
         target: the architecture, as NVRTC names it.
-        label: what it is, for people.
-        seconds: how long it took to compile.
+        label: a description for users.
+        seconds: the compile time.
         code: the cubin.
     """
 
@@ -64,14 +64,14 @@ class Entry:
     code: bytes
 
     def pack(self) -> bytes:
-        """The bytes of a file: magic, digest, a line of facts, the compressed cubin."""
+        """The bytes of a file: magic, digest, a line of JSON with the other fields, the compressed cubin."""
         facts = {name: value for name, value in asdict(self).items() if name != "code"}
         body = json.dumps(facts, sort_keys=True).encode() + b"\n" + zlib.compress(self.code, 6)
         return MAGIC + hashlib.sha256(body).hexdigest().encode() + b"\n" + body
 
     @staticmethod
     def unpack(data: bytes) -> Entry | None:
-        """The entry of a file's bytes; None where they are not what `pack` has made."""
+        """The entry in a file's bytes; None unless `pack` has written them."""
         try:
             if not data.startswith(MAGIC):
                 return None
@@ -86,7 +86,7 @@ class Entry:
 
 
 def _is_sound(facts: Any) -> bool:
-    """Whether the facts of an entry are what they must be; nothing that is not may be printed, or be a file's name."""
+    """Whether the fields of an entry are valid; invalid ones must not be printed, or used as a file's name."""
     if not isinstance(facts, dict) or set(facts) != {"kernel", "toolchain", "target", "label", "seconds"}:
         return False
     seconds = facts["seconds"]
@@ -97,7 +97,7 @@ def _is_sound(facts: Any) -> bool:
 
 
 def _inflated(packed: bytes) -> bytes:
-    """What was compressed, up to the size that a kernel may have; ValueError beyond it, or where more follows."""
+    """The decompressed code, up to the largest size of a kernel; ValueError beyond it, or if more data follows."""
     stream = zlib.decompressobj()
     code = stream.decompress(packed, LARGEST_CODE + 1)
     if len(code) > LARGEST_CODE or not stream.eof or stream.unused_data:
@@ -106,7 +106,7 @@ def _inflated(packed: bytes) -> bytes:
 
 
 def folder() -> Path:
-    """Where compiled kernels lie."""
+    """The folder of compiled kernels."""
     return cache_folder() / "kernels"
 
 
@@ -132,7 +132,7 @@ class Store:
         self._files: Any = files
 
     def find(self, kernel: str, toolchain: str | None) -> Entry | None:
-        """A kernel compiled with this toolchain here, or imported from a pack; None where there is no sound one."""
+        """A kernel compiled with this toolchain here, or imported from a pack; None if there is no valid one."""
         for key in ([_key(kernel, toolchain)] if toolchain else []) + [_key(kernel, "")]:
             entry = self._read(key)
             if entry is not None and entry.kernel == kernel:
@@ -142,19 +142,19 @@ class Store:
     def _read(self, key: bytes) -> Entry | None:
         try:
             data = self._files.get(key)
-        except OSError:  # not this user's to read, as what was made with sudo, or no file
+        except OSError:  # not readable by this user, such as a file written with sudo, or not a file
             return None
         return None if data is None else Entry.unpack(data)
 
     def put(self, entry: Entry, *, imported: bool = False) -> None:
-        """Keep an entry; an imported one for whatever toolchain there is, or none."""
+        """Store an entry; an imported one is found with any toolchain, or none."""
         try:
             self._files[_key(entry.kernel, "" if imported else entry.toolchain)] = entry.pack()
         except OSError as error:
             raise DispatchError(f"{entry.label} cannot be kept in {self.path}: {error}") from error
 
     def entries(self) -> Iterator[tuple[Path, Entry | None]]:
-        """Each file, with its entry or None where it is damaged."""
+        """Each file, with its entry, or None if it is damaged."""
         for path in sorted((self.path / "entries").rglob("*")):
             entry = None
             with contextlib.suppress(OSError):
@@ -164,20 +164,20 @@ class Store:
             yield path, entry
 
     def clear(self) -> int:
-        """Delete all entries; how many there were."""
+        """Delete all entries; returns their number."""
         count = len(self._files)
         self._files.clear()
         return count
 
     def export_pack(self, target: Path, kernels: Iterable[str] | None = None) -> int:
-        """Write the sound entries (of `kernels`, where given) to a pack; how many."""
+        """Write the valid entries (of `kernels`, if given) to a pack; returns their number."""
         wanted = None if kernels is None else set(kernels)
         chosen = {e.kernel: e for _, e in self.entries() if e is not None and (wanted is None or e.kernel in wanted)}
         if not target.name:
             raise BadPack(f"{target} is no name for a file")
         partial = target.with_name(f"{target.name}.{os.getpid()}.part")
         try:
-            with zipfile.ZipFile(partial, "x") as pack:  # where a link lies, that leads anywhere, nothing is written
+            with zipfile.ZipFile(partial, "x") as pack:  # "x" does not follow links: it fails if there is one
                 pack.writestr("pack", PACK)
                 for kernel, entry in sorted(chosen.items()):
                     pack.writestr(kernel, entry.pack())
@@ -189,32 +189,32 @@ class Store:
         return len(chosen)
 
     def import_pack(self, source: Path, targets: Iterable[str] | None = None) -> list[Entry]:
-        """Take the entries of a pack (for the architectures `targets`, where given); BadPack, and none, if unsound."""
+        """Store the entries of a pack (for the architectures `targets`, if given); BadPack, and none, if invalid."""
         try:
-            found = _unpacked(source)
+            entries = _unpacked(source)
         except BadPack:
             raise
         except OSError as error:
             raise BadPack(f"{source} is no pack of kernels: {error.strerror or error}") from error
         except Exception as error:
-            # Of a damaged zip the reader raises what a struct, a codec, a decompressor or a password would.
+            # For a damaged zip file, the reader raises errors of struct, codecs, decompressors or passwords.
             raise BadPack(f"{source} is no pack of kernels: {type(error).__name__}: {shown(str(error))}") from error
         wanted = None if targets is None else set(targets)
-        taken = [entry for entry in found if wanted is None or entry.target in wanted]
-        for entry in taken:
+        selected = [entry for entry in entries if wanted is None or entry.target in wanted]
+        for entry in selected:
             self.put(entry, imported=True)
-        return taken
+        return selected
 
 
 def _unpacked(source: Path) -> list[Entry]:
-    """The entries of a pack; BadPack, or whatever zipfile raises, for one that is not sound."""
-    found, held = [], 0
+    """The entries of a pack; BadPack, or any error of zipfile, for an invalid one."""
+    entries, code_bytes = [], 0
     with zipfile.ZipFile(source) as pack:
         names = pack.infolist()
         if len(names) > MOST_KERNELS or len({info.filename for info in names}) < len(names):
             raise BadPack(f"{source} holds {len(names)} entries, or some twice: export the pack anew")
         for info in names:
-            # As they were written: nothing is compressed twice, so that a size is what it says.
+            # Entries are stored without compression by zip, so that their sizes are known before they are read.
             if info.compress_type != zipfile.ZIP_STORED or info.file_size > LARGEST_CODE:
                 raise BadPack(f"{shown(info.filename)} in {source} is no kernel: export the pack anew")
         if pack.getinfo("pack").file_size != len(PACK) or pack.read("pack") != PACK.encode():
@@ -225,11 +225,11 @@ def _unpacked(source: Path) -> list[Entry]:
             entry = Entry.unpack(pack.read(info))
             if entry is None or entry.kernel != info.filename:
                 raise BadPack(f"{shown(info.filename)} in {source} is damaged: export the pack anew")
-            held += len(entry.code)
-            if held > MOST_CODE:
+            code_bytes += len(entry.code)
+            if code_bytes > MOST_CODE:
                 raise BadPack(f"{source} holds more than {MOST_CODE} bytes of kernels: no pack needs so many")
-            found.append(entry)
-    return found
+            entries.append(entry)
+    return entries
 
 
 def _key(kernel: str, toolchain: str) -> bytes:

@@ -1,7 +1,7 @@
-"""Launches of this library's own kernels, which plans of several families make: at the addresses and numbers of a run.
+"""Launches of this library's own kernels, used by plans of several families: at the addresses and numbers of a run.
 
-A kernel takes what each run fills in, and what is the same in all of them. Beside `kernel.py`, where those of a user's
-own are launched, here are numbers as kernels take them and memory that is 0 as a plan begins.
+Some of a kernel's parameters change in each run, the others are fixed. `kernel.py` launches users' own kernels; this
+file also has numbers as kernel parameters, and memory that is 0 when a plan is made.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ __all__ = [
     "number_of",
 ]
 
-Source = tuple[str, str, tuple[str, ...]]  # of a kernel, its name there, and NVRTC's options
+Source = tuple[str, str, tuple[str, ...]]  # of a kernel: the source, the kernel's name in it, and NVRTC's options
 
 
 class SinglePair(ctypes.Structure):
-    """A c64 as a kernel takes it."""
+    """A c64 as a kernel parameter."""
 
     _fields_ = (("real", ctypes.c_float), ("imag", ctypes.c_float))
 
 
 class DoublePair(ctypes.Structure):
-    """A c128 as a kernel takes it."""
+    """A c128 as a kernel parameter."""
 
     _fields_ = (("real", ctypes.c_double), ("imag", ctypes.c_double))
 
@@ -56,14 +56,14 @@ PAIRS = {C64: SinglePair, C128: DoublePair}
 
 
 def number_of(dtype: Dtype) -> Any:
-    """A number as a kernel over a dtype takes it: a pair of a complex one, f32 for those of 16 bits."""
+    """A number as a parameter of a kernel for a dtype: a pair for a complex one, f32 for 16-bit dtypes."""
     return PAIRS[dtype]() if dtype in PAIRS else ctypes.c_double() if dtype is F64 else ctypes.c_float()
 
 
 def cleared(executor: CudaExecutor, counters: int, others: int) -> Tensor:
-    """Memory of a plan: so many bytes, which are 0, and others behind them."""
+    """A plan's scratch memory: `counters` bytes that are 0, followed by `others` bytes."""
     scratch = executor.empty((counters + others,), (1,), U8)
-    # A plan is made outside of what its caller captures, and of what the executor records.
+    # A plan is made outside of the caller's captures, and of the executor's recordings.
     driver.cuMemsetD8Async(scratch.ptr, 0, counters, executor.stream.c_handle.value)
     return scratch
 
@@ -71,7 +71,10 @@ def cleared(executor: CudaExecutor, counters: int, others: int) -> Tensor:
 def launch_of(
     executor: CudaExecutor, kernel: Source, grid: tuple[int, ...], block: tuple[int, ...], taken: Sequence[Any]
 ) -> Callable[[], int]:
-    """What launches a kernel with what `taken` holds then, which its caller keeps; it gives the driver's status."""
+    """A function that launches a kernel with the current values of `taken`, which its caller keeps alive.
+
+    The function returns the driver's status.
+    """
     pointers = (ctypes.c_void_p * len(taken))(*map(ctypes.addressof, taken))
     extents = (*(*grid, 1, 1)[:3], *(*block, 1, 1)[:3])
     function = ctypes.c_void_p(loaded(*kernel, executor.device))
@@ -79,9 +82,9 @@ def launch_of(
 
 
 def check(executor: CudaExecutor, status: int) -> None:
-    """Raise what a launch ended in."""
+    """Raise the error of a launch, if it failed."""
     if status:
-        executor.stream.done()  # raises DeviceFault where it is the device that is lost
+        executor.stream.done()  # raises DeviceFault if the device is lost
         raise driver.error("cuLaunchKernel", status)
 
 
@@ -89,7 +92,7 @@ SLOTS = ("_executor", "_given", "_launch", "_pairs", "_slots")
 
 
 class Launching:
-    """A launch for the addresses and numbers of each run; a class of it has SLOTS, for a plan has slots of its own."""
+    """A launch at the addresses and numbers of each run; subclasses declare SLOTS, because Plan has its own slots."""
 
     __slots__ = ()
     _executor: CudaExecutor
@@ -106,36 +109,36 @@ class Launching:
         filled: Sequence[tuple[Any, int | None]],
         given: Sequence[Any],
     ) -> None:
-        """Load the kernel, and put together what it takes.
+        """Load the kernel, and prepare its parameters.
 
         Args:
-            executor: on whose stream it is launched.
-            kernel: its source, its name there, and NVRTC's options.
+            executor: launches on its stream.
+            kernel: its source, its name in the source, and NVRTC's options.
             extents: blocks, and threads of a block.
-            filled: what each run fills in, with its place among the arguments; what has none stays as it is, a null
-                pointer.
-            given: what it takes behind them.
+            filled: the parameters that change in each run, with their indices among the arguments; without an index,
+                one stays a null pointer.
+            given: the parameters after them.
         """
-        there = [(slot, place) for slot, place in filled if place is not None]
-        pairs = tuple(one for one in there if isinstance(one[0], ctypes.Structure))
-        slots = tuple(one for one in there if not isinstance(one[0], ctypes.Structure))
-        taken, (blocks, threads) = (*(slot for slot, _ in filled), *given), extents
-        launch = launch_of(executor, kernel, (blocks,), (threads,), taken)
-        found = executor, taken, launch, pairs, slots
-        self._executor, self._given, self._launch, self._pairs, self._slots = found  # type: ignore[misc]  # its classes' slots
+        indexed = [(slot, index) for slot, index in filled if index is not None]
+        pairs = tuple(item for item in indexed if isinstance(item[0], ctypes.Structure))
+        slots = tuple(item for item in indexed if not isinstance(item[0], ctypes.Structure))
+        parameters, (blocks, threads) = (*(slot for slot, _ in filled), *given), extents
+        launch = launch_of(executor, kernel, (blocks,), (threads,), parameters)
+        fields = executor, parameters, launch, pairs, slots
+        self._executor, self._given, self._launch, self._pairs, self._slots = fields  # type: ignore[misc]  # its classes' slots
 
     def enqueue(self, arguments: Sequence[Any]) -> None:
-        """Launch it for some addresses and numbers."""
-        for slot, place in self._slots:
-            slot.value = arguments[place]
-        for pair, place in self._pairs:
-            number = arguments[place]
+        """Launch the kernel at these addresses and numbers."""
+        for slot, index in self._slots:
+            slot.value = arguments[index]
+        for pair, index in self._pairs:
+            number = arguments[index]
             pair.real, pair.imag = number.real, number.imag
         check(self._executor, self._launch())
 
 
 class LaunchPlan(Launching, Plan):
-    """A plan of one launch; `scratch` is memory that the kernel is given the address of."""
+    """A plan of one launch; `scratch` is memory whose address the kernel takes."""
 
     __slots__ = (*SLOTS, "_scratch")
 
@@ -177,15 +180,16 @@ class Strides(ctypes.Structure):
 
     @classmethod
     def of(cls, matrix: Matrix) -> Strides:
-        """Those of a matrix."""
+        """The strides of a matrix."""
         return cls(matrix.row_stride, matrix.col_stride, matrix.pointer.batch_stride // matrix.dtype.itemsize)
 
 
 class KernelStep:
-    """One launch over operands wherever a run has them, as a step of a plan.
+    """One launch on the operands of each run, as a step of a plan.
 
-    Of its arguments an OperandPointer or a View becomes an address, a Matrix an address and Strides, None the null
-    pointer, a member of an enum an int, another int one of 64 bits and a float a double; ctypes objects are passed on.
+    Arguments are converted: an OperandPointer or a View to an address, a Matrix to an address and Strides, None to the
+    null pointer, a member of an enum to an int, another int to a 64-bit one, and a float to a double. ctypes objects
+    are passed unchanged.
     """
 
     __slots__ = ("_executor", "_given", "_launch", "_slots")
@@ -200,13 +204,13 @@ class KernelStep:
     ) -> None:
         self._executor = executor
         self._slots: list[tuple[ctypes.c_void_p, int, int]] = []
-        self._given = tuple(part for one in given for part in self._prepared(one))
+        self._given = tuple(part for argument in given for part in self._prepared(argument))
         self._launch = launch_of(executor, kernel, grid, block, self._given)
 
     def _prepared(self, one: Any) -> tuple[Any, ...]:
         if isinstance(one, Matrix):
             return *self._prepared(one.pointer), Strides.of(one)
-        if hasattr(one, "operand"):  # of cuFFT's views, too
+        if hasattr(one, "operand"):  # also cuFFT's views
             slot = ctypes.c_void_p()
             self._slots.append((slot, one.operand, one.offset))
             return (slot,)
@@ -219,7 +223,7 @@ class KernelStep:
         return (ctypes.c_double(one) if isinstance(one, float) else ctypes.c_int64(one),)
 
     def enqueue(self, addresses: Sequence[Any]) -> None:
-        """Launch it at some addresses."""
+        """Launch the kernel at these addresses."""
         for slot, operand, offset in self._slots:
             slot.value = addresses[operand] + offset
         check(self._executor, self._launch())

@@ -1,4 +1,4 @@
-"""What kernels of this library read and store: numbers of 16 bits without CUDA's headers, and several at once."""
+"""How this library's kernels read and store numbers: 16-bit dtypes without CUDA's headers, and vectors of elements."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NAMES", "NUMBERS", "VECTORS", "fits_vectors"]
 
-# `read` gives a float or double, `write` rounds one to nearest.
+# `read` returns a float or double, `write` rounds one to nearest.
 NUMBERS = r"""
 struct Half { unsigned short bits; };
 struct Brain { unsigned short bits; };
@@ -46,8 +46,8 @@ WIDEST = 16  # bytes of one load
 
 
 def fits_vectors(layout: Layout, count: int) -> bool:
-    """Whether lines along a tensor's last axis can be read so many elements at once."""
+    """Whether lines along a tensor's last axis can be read in vectors of `count` elements."""
     if layout.strides[-1] != 1 or layout.alignment < min(WIDEST, count * layout.dtype.itemsize):
         return False
-    beside = zip(layout.shape[:-1], layout.strides[:-1], strict=True)
-    return all(step % count == 0 for extent, step in beside if extent > 1)
+    outer_axes = zip(layout.shape[:-1], layout.strides[:-1], strict=True)
+    return all(step % count == 0 for extent, step in outer_axes if extent > 1)

@@ -1,9 +1,9 @@
-"""Philox 4x32-10, the bit generator of this library's kernels of random numbers, in CUDA C++ and in NumPy.
+"""Philox 4x32-10, the bit generator of this library's kernels for random numbers, in CUDA C++ and in NumPy.
 
-Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. Numbers lie as cuRAND's host API
-has them in its default ordering: four neighbours, a quad, are one block of a subsequence (two blocks, where an element
-takes 64 bits), the next quad is the next subsequence's, and after 65,536 quads the first one's next block follows. The
-last word of the counter is no part of cuRAND's sequences; here it counts the replays of a captured call.
+Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. Numbers have the default ordering
+of cuRAND's host API: four neighbours, a quad, are one block of a subsequence (two blocks if an element takes 64 bits).
+The next quad belongs to the next subsequence, and after 65,536 quads comes the first one's next block. The last word of
+the counter is not used by cuRAND's sequences; here it counts the replays of a captured call.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["PHILOX", "QUAD", "SUBSEQUENCES", "philox", "words"]
 QUAD = 4  # elements
 SUBSEQUENCES = 1 << 16
 MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
-WEYL = 0x9E3779B9, 0xBB67AE85  # what the key grows by with each round
+WEYL = 0x9E3779B9, 0xBB67AE85  # added to the key in each round
 ROUNDS = 10
 LOW = np.uint64(0xFFFFFFFF)
 HALF = np.uint64(32)
@@ -79,12 +79,12 @@ def philox(counter: tuple[Array, Array, Array, Array], seed: int) -> Array:
 
 
 def words(seed: int, offset: int, count: int, each: int) -> Array:
-    """The words of `count` elements from one on, `each` of 32 bits to an element: u32[count, each]."""
+    """The words of `count` elements from `offset` on, `each` words of 32 bits per element: u32[count, each]."""
     quads = np.arange(offset // QUAD, -(-(offset + count) // QUAD), dtype=np.uint64)
     step, subsequence = quads // np.uint64(SUBSEQUENCES), quads % np.uint64(SUBSEQUENCES)
     blocks = []
     for number in range(each):
-        here = step * np.uint64(each) + np.uint64(number)
-        blocks.append(philox((here & LOW, here >> HALF, subsequence, np.zeros_like(quads)), seed))
-    found = np.stack(blocks, 1).reshape(-1, each)
-    return found[offset % QUAD :][:count]
+        counter = step * np.uint64(each) + np.uint64(number)
+        blocks.append(philox((counter & LOW, counter >> HALF, subsequence, np.zeros_like(quads)), seed))
+    array = np.stack(blocks, 1).reshape(-1, each)
+    return array[offset % QUAD :][:count]

@@ -1,6 +1,6 @@
-"""Kernels over small dense matrices, many at once, of up to 64 rows: factors, systems and inverses in one launch.
+"""Kernels for batches of small dense matrices of up to 64 rows: factors, systems and inverses in one launch.
 
-small_matrices.py says how they work. This file knows no request.
+small_matrices.py describes the algorithm. This file knows no request.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 __all__ = ["COLUMNS", "MOST_ROWS", "SOURCES", "WIDTHS", "Variant", "columns_of", "width_of"]
 
 MOST_ROWS = 64
-WIDTHS = (4, 8, 16, 32, 64)  # rows and columns of what a matrix is made
-COLUMNS = (1, 4, 16, 32)  # right sides that are solved for at once
+WIDTHS = (4, 8, 16, 32, 64)  # rows and columns that matrices are padded to
+COLUMNS = (1, 4, 16, 32)  # right-hand sides that are solved for at once
 WARP = 32
-THREADS = {F32: 128, F64: 128, C64: 128, C128: 64}  # of a block, whose matrices then have shared memory enough
+THREADS = {F32: 128, F64: 128, C64: 128, C128: 64}  # of a block; then its matrices have enough shared memory
 REALS = {F32: "float", F64: "double", C64: "float", C128: "double"}
 ALIGNMENT = 16
 
-# Triangles of the tile, with COLUMNS right sides in each thread's registers: those of its row's place.
+# Triangular solves with the tile, with COLUMNS right-hand sides in each thread's registers: those of its row's place.
 SUBSTITUTION = r"""
 // The reciprocal of a diagonal element, of which neither it nor a product with it overflows without need.
 struct Divisor { Element inverse; REAL scale; };
@@ -203,8 +203,8 @@ cho_solve(const Element* c, const Element* b, Element* out,
     solve_both(room, b + number * right.batch, out + number * to.batch, right, to, lane, n, columns, false);
 }
 """
-# Each thread follows the place of a row of A through all exchanges. With A the rows of b go there, with the transposed
-# matrix those of the solution come back.
+# Each thread tracks the place of a row of A through all exchanges. For A, the rows of b are moved there; for the
+# transposed matrix, those of the solution are moved back.
 OF_LU = r"""
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 lu_solve(const Element* lu, const Int* pivots, const Element* b, Element* out,
@@ -245,17 +245,17 @@ SOURCES = {name: "".join((COMMON, *parts)).replace("    BEGIN\n", BEGIN.lstrip("
 
 
 def width_of(n: int) -> int:
-    """What a matrix of so many rows is made."""
+    """The padded size of a matrix of `n` rows."""
     return next(width for width in WIDTHS if n <= width)
 
 
 def columns_of(count: int) -> int:
-    """How many of so many right sides are solved for at once."""
+    """The number of right-hand sides that are solved for at once."""
     return next((columns for columns in COLUMNS if count <= columns), COLUMNS[-1])
 
 
 class Variant(NamedTuple):
-    """A kernel: its function, the elements' dtype, how many rows a matrix is made, and right sides at once."""
+    """A kernel: its function, the elements' dtype, the padded number of rows, and the right-hand sides at once."""
 
     function: str
     dtype: Dtype
@@ -268,17 +268,17 @@ class Variant(NamedTuple):
 
     @property
     def threads(self) -> int:
-        """Those of a block."""
+        """The threads of a block."""
         return max(self.width, THREADS[self.dtype]) if self.width <= WARP else self.width
 
     @property
     def matrices(self) -> int:
-        """Those of a block."""
+        """The matrices of a block."""
         return self.threads // self.width
 
     @property
     def room(self) -> int:
-        """Bytes of shared memory for a matrix."""
+        """The bytes of shared memory for a matrix."""
         line, size = max(self.width, self.columns), self.dtype.itemsize
         elements = 2 * line + self.width * (self.width + 1)
         numbers = self.width + 16
@@ -286,12 +286,12 @@ class Variant(NamedTuple):
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory for a block."""
+        """The bytes of shared memory for a block."""
         return self.room * self.matrices
 
     @property
     def options(self) -> tuple[str, ...]:
-        """NVRTC's, but for the architecture."""
+        """NVRTC's options, except the architecture."""
         chosen = {
             "REAL": REALS[self.dtype],
             "PARTS": 2 if self.dtype.is_complex else 1,

@@ -1,9 +1,9 @@
-"""How kernels factorize small dense matrices: the parts in CUDA C++ that those of small_kernels.py are made of.
+"""How kernels factorize small dense matrices: the parts in CUDA C++ that the kernels of small_kernels.py consist of.
 
-A thread has a row of the matrix, in registers while it is factorized; the threads of a matrix, a warp or two of them,
-tell each other a line of it at each step through shared memory, and wait for nobody else. A matrix of up to 32 rows is
-made 4, 8, 16 or 32, with ones on its diagonal: several share a block, and the smallest ones a warp. Rows stay where
-they are when LAPACK would exchange them: each has a place, which changes.
+A thread holds a row of the matrix, in registers during the factorization. The threads of a matrix, one or two warps,
+exchange a line of it in each step through shared memory, and synchronize only with each other. A matrix of up to 32
+rows is padded to 4, 8, 16 or 32 rows, with ones on its diagonal: several share a block, and the smallest ones a warp.
+Rows are not moved when LAPACK would exchange them: each has a place, which changes.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ template <int COUNT> __device__ void tell(Element* line, const Element* x)
 }
 """
 
-# A column of A is told at each step: of A·Aᴴ's term each thread computes those of its row.
+# In each step a column of A is shared: each thread computes the elements of A·Aᴴ's term in its row.
 CHOLESKY = r"""
 // Give the order of the first leading minor that is not positive definite, or 0.
 __device__ int decompose(Room& room, int lane, int n)
@@ -210,7 +210,7 @@ __device__ int decompose(Room& room, int lane, int n)
     return status;
 }
 """
-# A row is told at each step: the one that LAPACK would exchange into the step's place.
+# In each step a row is shared: the one that LAPACK would exchange into the step's place.
 LU = r"""
 __device__ unsigned most(unsigned x)
 {

@@ -1,1 +1,1 @@
-"""Collectives between threads of one process on the host: what each rank gives is handed to the others."""
+"""Collectives between threads of one process on the host: the ranks exchange values in memory."""

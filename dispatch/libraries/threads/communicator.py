@@ -2,7 +2,7 @@
 
 The n-th collective of every rank is one round of their rendezvous. No rank waits longer than the communicator's
 deadline, and the error says which ranks are missing. If ranks make different calls in a round, all of them get an
-error. Knows no op.
+error. This module does not depend on any op.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ class Rendezvous:
         """The contributions of all ranks, in rank order; None if some are missing when the time is over."""
         with self.changed:
             self.changed.wait_for(lambda: self.error or len(self.rounds[number]) == self.size, _seconds_left(until))
-            here = self.rounds[number]
-            if len(here) < self.size:
+            contributions = self.rounds[number]
+            if len(contributions) < self.size:
                 return None
             self.collected[number] += 1
-            if self.collected[number] == self.size:  # all have it
+            if self.collected[number] == self.size:  # all ranks have collected it
                 del self.rounds[number], self.collected[number]
-            return [here[rank] for rank in range(self.size)]
+            return [contributions[rank] for rank in range(self.size)]
 
     def missing_ranks(self, number: int) -> list[int]:
         """The ranks that have not contributed to a round."""
@@ -116,7 +116,7 @@ class ThreadCommunicator(Communicator):
     def exchange(self, call: str, part: Any) -> Callable[[], list[Any]]:
         """Contribute a part to the next round; the returned function waits for all parts and returns them by rank.
 
-        Nobody may change a part. Raises CollectiveTimeout, RankLost, or CollectiveError if ranks make different calls.
+        Parts must not be changed. Raises CollectiveTimeout, RankLost, or CollectiveError if the ranks' calls differ.
         """
         self.check()
         number, self._number = self._number, self._number + 1
@@ -124,14 +124,14 @@ class ThreadCommunicator(Communicator):
         self.rendezvous.contribute(number, self.rank, Contribution(call, part))
 
         def finish() -> list[Any]:
-            found = self.rendezvous.collect(number, until)
-            if found is None:
+            contributions = self.rendezvous.collect(number, until)
+            if contributions is None:
                 raise self._fail_missing(call, self.rendezvous.missing_ranks(number))
-            for rank, contribution in enumerate(found):
+            for rank, contribution in enumerate(contributions):
                 if contribution.call != call:
-                    given = f"rank {self.rank} calls {call}, rank {rank} {contribution.call}"
-                    self.raise_failed(CollectiveError(f"{self!r}: ranks disagree: {given}"))
-            return [contribution.part for contribution in found]
+                    difference = f"rank {self.rank} calls {call}, rank {rank} {contribution.call}"
+                    self.raise_failed(CollectiveError(f"{self!r}: ranks disagree: {difference}"))
+            return [contribution.part for contribution in contributions]
 
         return finish
 
@@ -146,13 +146,13 @@ class ThreadCommunicator(Communicator):
         until = time.monotonic() + self.deadline
 
         def finish() -> Any:
-            found = self.rendezvous.receive(peer, self.rank, until)
-            if found is None:
+            contribution = self.rendezvous.receive(peer, self.rank, until)
+            if contribution is None:
                 raise self._fail_missing(f"receive from rank {peer}", [peer])
-            if found.call != call:
-                given = f"rank {self.rank} expects {call}, rank {peer} sent {found.call}"
-                self.raise_failed(CollectiveError(f"{self!r}: ranks disagree: {given}"))
-            return found.part
+            if contribution.call != call:
+                difference = f"rank {self.rank} expects {call}, rank {peer} sent {contribution.call}"
+                self.raise_failed(CollectiveError(f"{self!r}: ranks disagree: {difference}"))
+            return contribution.part
 
         return finish
 
@@ -175,19 +175,19 @@ class ThreadCommunicator(Communicator):
         self.rendezvous.fail(self.failure())
 
     def release(self) -> None:
-        pass  # it is memory only
+        pass  # only memory, which is freed with the object
 
     def split(self, color: int | None, key: int = 0) -> Self | None:
-        given = self.exchange("split", (color, key))()
+        entries = self.exchange("split", (color, key))()
         by_color = self.exchange(
-            "split, second part", {} if self.rank else {c: _split_rendezvous(given, c) for c, _ in given}
+            "split, second part", {} if self.rank else {c: _split_rendezvous(entries, c) for c, _ in entries}
         )()[0]
         if color is None:
             return None
-        order = sorted(rank for rank in range(self.size) if given[rank][0] == color)
-        order.sort(key=lambda rank: given[rank][1])
-        place = order.index(self.rank)
-        return type(self)(by_color[color], place, self.device, generation=self.generation, deadline=self.deadline)
+        order = sorted(rank for rank in range(self.size) if entries[rank][0] == color)
+        order.sort(key=lambda rank: entries[rank][1])
+        new_rank = order.index(self.rank)
+        return type(self)(by_color[color], new_rank, self.device, generation=self.generation, deadline=self.deadline)
 
 
 def _split_rendezvous(given: list[tuple[int | None, int]], color: int | None) -> Rendezvous:

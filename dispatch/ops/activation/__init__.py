@@ -1,7 +1,7 @@
-"""Activations, element by element, and their gradients: `activation` and `activation_bwd`.
+"""Elementwise activations and their gradients: `activation` and `activation_bwd`.
 
-Carried out by `cudnnActivationForward` and `cudnnActivationBackward`, or by NumPy. For cuDNN the axes are merged as far
-as memory allows, so that nearly every tensor is one axis. Follows
+They run on `cudnnActivationForward` and `cudnnActivationBackward`, or on NumPy. For cuDNN the axes are merged as far as
+the strides allow, so nearly every tensor has one axis. Follows
 https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-ops-library.html#cudnnactivationforward.
 """
 
@@ -43,7 +43,7 @@ __all__ = [
 
 
 class ActivationMode(Choice):
-    """`cudnnActivationMode_t`, but IDENTITY, which only a convolution takes.
+    """`cudnnActivationMode_t` except IDENTITY, which only a convolution supports.
 
     SIGMOID 1 / (1 + e^-x), RELU max(x, 0), TANH, CLIPPED_RELU min(max(x, 0), coef), ELU x or coef · (e^x - 1) below 0,
     SWISH x · sigmoid(coef · x), which is SiLU for coef 1.
@@ -80,7 +80,7 @@ WITH_COEF = (ActivationMode.CLIPPED_RELU, ActivationMode.ELU, ActivationMode.SWI
 
 @dataclass(frozen=True, eq=False)
 class ElementwiseRequest(OperandRequest["Tensor"]):
-    """What activations and their gradients have in common.
+    """The fields and checks that activations and their gradients share.
 
     Attributes:
         mode: the function.
@@ -109,8 +109,9 @@ class ActivationRequest(ElementwiseRequest):
     """y = f(x), element by element.
 
     Attributes:
-        x: any shape, any strides above 0; without elements it gives a y without elements.
-        out: y, of x's shape and dtype; it may be x itself. Left open, it lies in memory as x does, densely.
+        x: any shape, any positive strides; without elements it gives a y without elements.
+        out: y, of x's shape and dtype; it may be x itself. None allocates a dense one with the order of x's axes in
+            memory.
     """
 
     op: ClassVar[str] = "activation"
@@ -123,12 +124,12 @@ class ActivationBwdRequest(ElementwiseRequest):
     """dx = dy · f'(x), element by element: the gradient of `ActivationRequest`.
 
     Attributes:
-        x: what the forward pass read.
-        y: what it gave; which of the two is looked at depends on the mode.
-        dy: the gradient of y. All three have one shape, one dtype and the same strides, which are above 0.
+        x: the operand of the forward pass.
+        y: its result; the mode determines which of the two is used.
+        dy: the gradient of y. All three have the same shape, dtype and strides, which are positive.
         mode, coef: those of the forward pass.
-        out: dx, of x's shape, dtype and strides; it may be dy itself. Left open, it lies in memory as x does, which
-            then has no gaps: give a view like x[:, :3] an out of its strides, or take x[:, :3].copy().
+        out: dx, of x's shape, dtype and strides; it may be dy itself. None allocates one with the layout of x, which
+            must have no gaps then: for a view like x[:, :3], give an out with its strides, or use x[:, :3].copy().
     """
 
     op: ClassVar[str] = "activation_bwd"
@@ -138,17 +139,17 @@ class ActivationBwdRequest(ElementwiseRequest):
     dy: Tensor
 
 
-# -- rules of the rows: "needs …, has …", or "" where a request is fine -----------------------------------------------
+# -- rules of the rows: "needs …, has …", or "" if a rule is met ------------------------------------------------------
 MAX_AXES = 5
 
 
 def axes_of(layouts: Sequence[Layout]) -> list[Axis]:
-    """The axes of tensors that are gone through element by element, merged."""
+    """The axes of tensors that are processed element by element, merged."""
     return merge(layouts, [0] * len(layouts[0].shape))
 
 
 def five_axes(request: ElementwiseRequest) -> str:
-    """Strides above 0, and no more than five axes once merged."""
+    """Strides are positive, and at most five axes remain after merging."""
     layouts = [request.layout_of(name) for name in (*request.reads, *request.writes)]
     if reason := describable(*layouts):
         return reason
@@ -157,24 +158,24 @@ def five_axes(request: ElementwiseRequest) -> str:
 
 
 def elu_above_0(request: ActivationBwdRequest) -> str:
-    """The gradient of ELU with a coef above 0: cuDNN goes by the sign of y, which is 0 with a coef of 0."""
+    """The gradient of ELU needs a coef above 0: cuDNN uses the sign of y, which is 0 with a coef of 0."""
     if request.mode is not ActivationMode.ELU or request.coef > 0:
         return ""
     return "needs a coef above 0 for the gradient of ELU, has 0: RELU is the same function"
 
 
 def one_layout(request: ActivationBwdRequest) -> str:
-    """The gradient wants all its tensors laid out alike."""
+    """The gradient needs the same layout for all tensors."""
     return gaps_left_open(request, "x") or strides_apart(request, "x", "y", "dy", "out")
 
 
-# -- what is right, in NumPy: for rows of the host in their own precision, in f64 as the reference --------------------
+# -- in NumPy: for the host's rows in their own precision, and as the reference in f64 --------------------------------
 def evaluate(request: ElementwiseRequest, work: np.dtype[Any]) -> Results:
     """The output of a request by name, computed in a working dtype."""
     x, coef = values(request.x, work), work.type(request.coef)
     if isinstance(request, ActivationBwdRequest):
         dy = values(request.dy, work)
-        if request.mode in (ActivationMode.RELU, ActivationMode.CLIPPED_RELU):  # a choice: what is dropped may be NaN
+        if request.mode in (ActivationMode.RELU, ActivationMode.CLIPPED_RELU):  # no product: dropped factors may be NaN
             return {"out": np.where(passes(request.mode, x, coef), dy, work.type(0))}
         return {"out": dy * slope(member(request.mode), x, values(request.y, work), coef)}
     return {"out": forward(member(request.mode), x, coef)}
@@ -196,12 +197,12 @@ def forward(mode: ActivationMode, x: Array, coef: Any) -> Array:
 
 
 def passes(mode: ActivationMode, x: Array, coef: Any) -> Array:
-    """Where RELU and CLIPPED_RELU pass a gradient on: nowhere at their corners."""
+    """Where RELU and CLIPPED_RELU propagate a gradient: not at their corners."""
     return np.asarray((x > 0) & (x < coef) if mode is ActivationMode.CLIPPED_RELU else x > 0)
 
 
 def slope(mode: ActivationMode, x: Array, y: Array, coef: Any) -> Array:
-    """f'(x), from y where that says it."""
+    """f'(x), computed from y for modes that allow it."""
     if mode is ActivationMode.SIGMOID:
         return np.asarray(y * (1 - y))
     if mode is ActivationMode.TANH:
@@ -209,17 +210,17 @@ def slope(mode: ActivationMode, x: Array, y: Array, coef: Any) -> Array:
     if mode in (ActivationMode.RELU, ActivationMode.CLIPPED_RELU):
         return passes(mode, x, coef).astype(x.dtype)
     if mode is ActivationMode.ELU:
-        return np.asarray(np.where(y >= 0, x.dtype.type(1), y + coef))  # cuDNN goes by y
+        return np.asarray(np.where(y >= 0, x.dtype.type(1), y + coef))  # cuDNN uses y
     gate = sigmoid(coef * x)
     return np.asarray(gate * (1 + coef * x * (1 - gate)))
 
 
-# -- by cuDNN ---------------------------------------------------------------------------------------------------------
+# -- with cuDNN -------------------------------------------------------------------------------------------------------
 PROPAGATE = cudnn.cudnnNanPropagation_t.CUDNN_PROPAGATE_NAN
 
 
 def cudnn_activation(request: ElementwiseRequest, executor: CudaExecutor, row: Row) -> Plan:
-    """The plan of either request; nothing is launched where there is no element."""
+    """The plan of either request; without elements it launches nothing."""
     if request.x.size == 0:
         return IdlePlan(row)
     dtype = request.x.dtype
@@ -237,14 +238,14 @@ def cudnn_activation(request: ElementwiseRequest, executor: CudaExecutor, row: R
 
 
 def _function(mode: ActivationMode, coef: float) -> Descriptor:
-    made = Descriptor("Activation")
-    cudnn.cudnnSetActivationDescriptor(made.handle, cudnn.cudnnActivationMode_t(mode), PROPAGATE, coef)
+    descriptor = Descriptor("Activation")
+    cudnn.cudnnSetActivationDescriptor(descriptor.handle, cudnn.cudnnActivationMode_t(mode), PROPAGATE, coef)
     if mode is ActivationMode.SWISH:
-        cudnn.cudnnSetActivationDescriptorSwishBeta(made.handle, coef)
-    return made
+        cudnn.cudnnSetActivationDescriptorSwishBeta(descriptor.handle, coef)
+    return descriptor
 
 
-# -- what users call, and the rows ------------------------------------------------------------------------------------
+# -- the public functions, and the calls of the rows ------------------------------------------------------------------
 reference = exactly(evaluate)
 numpy_activation = numpy_call(evaluate)
 activation = request_function(ActivationRequest, "activation")

@@ -1,4 +1,4 @@
-"""The cases that the activation rows are tried with, and how far a result may be from the float64 reference.
+"""The test cases of the activation rows, and the allowed errors relative to the float64 reference.
 
 Tests parametrize over `cases(row)` and run `case.check(device, rng)`.
 """
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 __all__ = ["MUTATIONS", "cases"]
 
-COEF = 1.43  # no 16-bit float, so that no input is at the ceiling itself
+COEF = 1.43  # not representable in 16 bits, so that no input is exactly at the ceiling
 Form = tuple[str, tuple[int, ...], tuple[int, ...] | None, int, bool]
-# Name, shape, order of the axes in memory, gap behind every axis, and whether the output is the input's memory.
+# Name, shape, order of the axes in memory, gap after every axis, and whether the output is the input's memory.
 # fmt: off
 FORMS: tuple[Form, ...] = (
     ("one element",   (1,),               None,            0, False),
@@ -58,7 +58,7 @@ FORMS: tuple[Form, ...] = (
 def check(
     form: Form, dtype: Dtype, mode: ActivationMode, backward: bool, name: str, device: Device, rng: np.random.Generator
 ) -> Check:
-    """A case with fresh operands, on both sides of 0 and into the flat ends."""
+    """A case with fresh operands, positive and negative, up to the flat parts of the function."""
     _, shape, order, gap, in_place = form
     chosen: dict[str, Any] = {"mode": mode, "coef": COEF if mode in WITH_COEF else 1.0}
     lay = partial(place, device, order=order, gap=gap)
@@ -72,11 +72,11 @@ def check(
 
 
 def bounds(request: ElementwiseRequest, expected: Results) -> Results:
-    """How far y or dx may be off.
+    """The allowed error of y or dx.
 
-    y by a power of e, of error (4 + 2 |argument|) · u, and a few operations after it; dx by the slope's error, as that,
-    times dy. Which of x and y the slope is taken from is the library's choice; y was rounded to its dtype, by w, and
-    the slope passes that on by at most 2 w |y|.
+    For y, the exponential has an error of (4 + 2 |argument|) · u, and a few operations follow. For dx, the slope has
+    the same error, times dy. The library may compute the slope from x or from y; y was rounded to its dtype, by w,
+    which changes the slope by at most 2 w |y|.
     """
     x, y, dy = (np.abs(np.asarray(getattr(request, name, 0)).astype(np.float64)) for name in ("x", "y", "dy"))
     out, dtype = expected["out"], request.x.dtype
@@ -90,7 +90,7 @@ def bounds(request: ElementwiseRequest, expected: Results) -> Results:
 
 
 def cases(row: Row) -> list[MadeCase]:
-    """Every form in turn with the modes, and the plain one with all of them."""
+    """Every form, with alternating modes, and the plain form with all modes."""
     dtype, backward = row.dtypes[0], row.op == "activation_bwd"
     return [
         MadeCase(f"{dtype}-{mode.name}-{form[0]}", partial(check, form, dtype, mode, backward), form[0])
@@ -99,22 +99,22 @@ def cases(row: Row) -> list[MadeCase]:
 
 
 # -- wrong results that every case must reject: see `dispatch/testing/mutations.py` --------------------
-FEW = 16  # elements, none of which need be where the two differ
+FEW = 16  # elements: with fewer, the two functions may agree
 
 
 def following(request: ElementwiseRequest) -> ActivationMode:
-    """The next of the activations."""
+    """The next activation."""
     modes = list(ActivationMode)
     return modes[(modes.index(member(request.mode)) + 1) % len(modes)]
 
 
 def its_coef(request: ElementwiseRequest) -> float:
-    """This one's coefficient for the next, where that has one."""
+    """The request's coefficient, if the next activation has one."""
     return request.coef if following(request) in WITH_COEF else 1.0
 
 
 def larger_coef(request: ElementwiseRequest) -> float | None:
-    """The coefficient a tenth too large."""
+    """A coefficient that is a tenth too large."""
     return request.coef * 1.1 if request.mode in WITH_COEF else None
 
 

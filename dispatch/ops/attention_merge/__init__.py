@@ -1,8 +1,8 @@
-"""Attention over two sets of keys made of the attention over each: `attention_merge`.
+"""Merges the attention over two sets of keys to the attention over both: `attention_merge`.
 
-What `sdpa_fwd` gives for some keys, with its statistics, and what it gives for others, become what it gives for all:
-each row is weighted with its share of the sum of exponentials. That is what ring attention does with the blocks that
-come by, https://arxiv.org/abs/2310.01889. Carried out by a kernel of this library, or by NumPy.
+The operands are two results of `sdpa_fwd` for different keys, with their statistics. Each row is weighted by its share
+of the sum of exponentials. Ring attention merges its blocks in this way, https://arxiv.org/abs/2310.01889. It runs on a
+kernel of this library, or on NumPy.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ AXES = 4  # batch, heads, rows, width
 class AttentionMergeRequest(OperandRequest["tuple[Tensor, Tensor]"]):
     """O = exp(a_stats - s) · a + exp(b_stats - s) · b, row by row, where s = log(exp(a_stats) + exp(b_stats)).
 
-    It is computed in f32 and rounded once. Gives back O and s. A side whose statistic is -inf has seen no key: it has
-    the weight 0 and is not read; where both have seen none, O is 0.
+    It is computed in f32 and rounded once. Returns O and s. A side whose statistic is -inf has no keys: its weight is
+    0, and it is not read; if neither side has keys, O is 0.
 
     Attributes:
-        a, b: (batch, heads, rows, width), what `sdpa_fwd` has given for some keys and for others; of any strides. One
-            may be f32, a sum of such, and the other f16 or bf16.
-        a_stats, b_stats: f32 (batch, heads, rows, 1), dense, what `sdpa_fwd(…, stats=True)` has given with them.
-        out_dtype: of O where `out` is left open; None for f32, to go on with.
-        out: O, of a's shape; it may be a itself. Left open, it lies in memory as a does, densely.
+        a, b: (batch, heads, rows, width), the results of `sdpa_fwd` for different keys; with any strides. One may be
+            f32, a merged result, and the other f16 or bf16.
+        a_stats, b_stats: f32 (batch, heads, rows, 1), dense, the statistics of `sdpa_fwd(…, stats=True)`.
+        out_dtype: the dtype of O if `out` is left out; None for f32, for further merges.
+        out: O, of a's shape; it may be a itself. None allocates a dense one with the order of a's axes in memory.
         stats_out: s, f32 (batch, heads, rows, 1).
     """
 
@@ -76,7 +76,7 @@ class AttentionMergeRequest(OperandRequest["tuple[Tensor, Tensor]"]):
         return {"out": Output(shape, strides, dtype), "stats_out": dense((*self.a.shape[:-1], 1), F32)}
 
     def check_fields(self) -> None:
-        """One shape, and statistics for it."""
+        """Check that a and b have one shape, and the statistics fit it."""
         if self.a.ndim != AXES:
             raise BadRequest("a", str(self.a.layout), "four axes: batch, heads, rows, width")
         if self.b.shape != self.a.shape:
@@ -88,16 +88,16 @@ class AttentionMergeRequest(OperandRequest["tuple[Tensor, Tensor]"]):
                 check_tensor(name, tensor, F32, (*self.a.shape[:-1], 1), hint=hint, dense=True)
 
 
-# -- what is right, in NumPy ------------------------------------------------------------------------------------------
+# -- in NumPy: for the host's rows in their own precision, and as the reference in f64 --------------------------------
 def weights(request: AttentionMergeRequest, work: np.dtype[Any]) -> tuple[Array, Array, Array]:
-    """What the rows of a and of b are multiplied by, and the statistic of both, in a working dtype."""
+    """The weights of the rows of a and of b, and the merged statistic, in a working dtype."""
     a, b = values(request.a_stats, work), values(request.b_stats, work)
     top = np.maximum(a, b)
-    base = np.where(top == -np.inf, 0, top)  # else -inf - -inf
+    base = np.where(top == -np.inf, 0, top)  # -inf - -inf is NaN
     with np.errstate(divide="ignore"):
         one, other = np.exp(a - base), np.exp(b - base)
-        both = one + other
-        return one / np.where(both == 0, 1, both), other / np.where(both == 0, 1, both), base + np.log(both)
+        total = one + other
+        return one / np.where(total == 0, 1, total), other / np.where(total == 0, 1, total), base + np.log(total)
 
 
 def evaluate(request: AttentionMergeRequest, work: np.dtype[Any]) -> Results:
@@ -143,7 +143,7 @@ struct Work { long long batch, heads, rows, width; Steps a, b, out; };
 """
 SOURCE = NUMBERS + TYPES + VECTORS + KERNEL
 THREADS = 256
-SMALL = 1 << 30  # threads that 32 bits count, those of the last block that have nothing to do included
+SMALL = 1 << 30  # the most threads for 32-bit indices, including idle threads of the last block
 VECTOR = 4
 WIDE = ("a", "b", "out")
 
@@ -175,24 +175,24 @@ def _kernel(dtypes: tuple[Dtype, Dtype, Dtype], vector: int, wide: bool) -> Kern
 
 
 def launch(request: AttentionMergeRequest) -> Launch:
-    """A thread for each vector of a row."""
-    steps = [step for name in WIDE for step in request.layout_of(name).strides]
-    work = Work((ctypes.c_int64 * AXES)(*request.a.shape), (ctypes.c_int64 * len(steps))(*steps))
+    """One thread for each vector of a row."""
+    strides = [step for name in WIDE for step in request.layout_of(name).strides]
+    work = Work((ctypes.c_int64 * AXES)(*request.a.shape), (ctypes.c_int64 * len(strides))(*strides))
     return Launch((-(-threads_of(request) // THREADS),), (THREADS,), (work,))
 
 
 def threads_of(request: AttentionMergeRequest) -> int:
-    """How many threads have something to do."""
+    """The number of threads with work."""
     return math.prod(request.a.shape) // vector_of(request)
 
 
 def vector_of(request: AttentionMergeRequest) -> int:
-    """How many elements are read at once."""
+    """The number of elements per load."""
     even = request.a.shape[-1] % VECTOR == 0
     return VECTOR if even and all(fits_vectors(request.layout_of(name), VECTOR) for name in WIDE) else 1
 
 
-# -- what users call --------------------------------------------------------------------------------------------------
+# -- the public function ----------------------------------------------------------------------------------------------
 reference = exactly(evaluate)
 numpy_attention_merge = numpy_call(evaluate)
 attention_merge = request_function(AttentionMergeRequest, "attention_merge")

@@ -1,4 +1,4 @@
-"""The cases of the rows of `attention_merge`, how far a result may be off, and wrong results that each must reject."""
+"""The test cases of the rows of `attention_merge`, the allowed errors, and the wrong results to reject."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["MUTATIONS", "cases"]
 
 BY_ROW = (0, 2, 1, 3)
-# Name, shape, order of axes in memory, gap behind every axis, whether out is a, and how many rows have seen no key.
+# Name, shape, order of axes in memory, gap after every axis, whether out is a, and the number of rows without keys.
 # fmt: off
 FORMS: tuple[Any, ...] = (
     ("primes",     (3, 2, 5, 7),      None,   0, False, 0),
@@ -38,12 +38,12 @@ FORMS: tuple[Any, ...] = (
 
 
 def check(form: Any, dtypes: tuple[Dtype, ...], name: str, device: Device, rng: np.random.Generator) -> Check:
-    """A case with fresh operands; statistics lie as far apart as those of unequal numbers of keys do."""
+    """A case with fresh operands; the statistics differ like those of unequal numbers of keys."""
     _, shape, order, gap, in_place, unseen = form
     lay = partial(place, device, order=order, gap=gap)
     a, b = (lay(normal(rng, dtype, shape)) for dtype in dtypes[:2])
     stats = [normal(rng, F32, (*shape[:-1], 1), 2.0) for _ in range(2)]
-    for number, side in enumerate(stats):  # of the first rows neither side has seen a key, of the next ones one
+    for number, side in enumerate(stats):  # in the first rows neither side has keys, in the next ones one side has
         side.reshape(-1)[: unseen * (number + 1)] = -np.inf
     one, other = (place(device, each) for each in stats)
     out = a if in_place and dtypes[0] is dtypes[2] else lay(normal(rng, dtypes[2], shape))
@@ -53,7 +53,7 @@ def check(form: Any, dtypes: tuple[Dtype, ...], name: str, device: Device, rng: 
 
 
 def bounds(request: AttentionMergeRequest, expected: Results) -> Results:
-    """How far results may be off: a power of e by (4 + |its argument|) · u, their sum and quotient by three more."""
+    """The allowed errors: an exponential has one of (4 + |its argument|) · u, their sum and quotient add three."""
     one, other, stats = weights(request, np.dtype(np.float64))
     a, b, p, q = (np.abs(np.asarray(t).astype(np.float64)) for t in request_tensors(request))
     p, q = (np.where(np.isinf(each), 0, each) for each in (p, q))
@@ -80,7 +80,7 @@ def cases(row: Row) -> list[MadeCase]:
 
 
 # -- wrong results that every case must reject: see `dispatch/testing/mutations.py` --------------------
-FEW = 32  # elements, none of which need be where the two differ
+FEW = 32  # elements: with fewer, the two results may agree
 
 
 def _exchanged(request: AttentionMergeRequest) -> Results | None:

@@ -1,8 +1,9 @@
-"""BLAS: dense linear algebra by cuBLAS, or NumPy on the host, in the words of https://www.netlib.org/blas/.
+"""BLAS: dense linear algebra by cuBLAS, or by NumPy on the host, with the names of https://www.netlib.org/blas/.
 
 `level3.py` has the requests of matrices with matrices, `level2.py` and `level2_outer.py` those of matrices with
 vectors, `level1.py` and `rotations.py` those of vectors. Matrices are row-major or column-major, and may be views:
-transposed, offset, with lines apart. Of symmetric, Hermitian and triangular ones the named triangle alone is read.
+transposed, offset, with gaps between rows or columns. Only the named triangle of symmetric, Hermitian and triangular
+matrices is read.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Row-major and column-major matrices: cuBLAS's are column-major, so that a row-major one is its transpose to it.
+"""Row-major and column-major matrices: cuBLAS is column-major, so a row-major matrix is passed as its transpose.
 
-A row-major result is computed as its transpose, from the transposes of its operands. An operand may have another order
-than the result if a flag of the routine transposes it, or if only its triangle becomes the other one.
+A row-major result is computed as its transpose, from the transposes of its operands. An operand may have the opposite
+order of the result if a flag of the routine transposes it, or if only its triangle is exchanged.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ __all__ = ["Arrangement", "LayoutGroup", "UnsupportedLayout", "arrange", "leadin
 
 
 class UnsupportedLayout(Exception):
-    """Why cuBLAS cannot take an operand of this layout."""
+    """The reason why cuBLAS does not support an operand of this layout."""
 
 
 class LayoutGroup(NamedTuple):
-    """Operands of the same order; `is_free` if that may differ from the order of the result."""
+    """Operands of the same order; `is_free` if it may differ from the order of the result."""
 
     names: tuple[str, ...]
     is_free: bool
 
 
 class Arrangement(NamedTuple):
-    """Which matrices are taken as row-major: the result (`out`), and each operand (`rows`)."""
+    """The matrices that are treated as row-major: the result (`out`), and each operand (`rows`)."""
 
     out: bool
     rows: dict[str, bool]
@@ -35,7 +35,7 @@ class Arrangement(NamedTuple):
 def leading_dimension(layout: Layout, *, row: bool) -> int | None:
     """The leading dimension of a row-major, or column-major, matrix of the last two axes; None if it is neither.
 
-    Strides along an axis of one element mean nothing.
+    Strides along an axis of one element are ignored.
     """
     (rows, columns), (down, along) = layout.shape[-2:], layout.strides[-2:]
     lines, width, step, within = (rows, columns, down, along) if row else (columns, rows, along, down)
@@ -47,7 +47,7 @@ def leading_dimension(layout: Layout, *, row: bool) -> int | None:
 
 
 def misalignment(layout: Layout) -> str:
-    """What is wrong with an operand that is not aligned to its elements, or ""."""
+    """The misalignment of an operand relative to its elements, in words, or ""."""
     size = layout.dtype.itemsize
     if layout.size and layout.alignment < size:
         return f"needs {layout.dtype} at multiples of {size} bytes, has {layout.alignment}: copy it"
@@ -55,9 +55,9 @@ def misalignment(layout: Layout) -> str:
 
 
 def arrange(request: Any, groups: tuple[LayoutGroup, ...], *, rows_first: bool = True) -> Arrangement | str:
-    """The arrangement of a request's matrices, or in words why cuBLAS cannot take them without a copy.
+    """The arrangement of a request's matrices, or the reason why cuBLAS needs a copy of them.
 
-    A result that is both row-major and column-major is taken as row-major if `rows_first`.
+    A result that is both row-major and column-major is treated as row-major if `rows_first`.
     """
     names = ("out", *(name for group in groups for name in group.names))
     layouts = {name: request.layout_of(name) for name in names}
@@ -75,14 +75,14 @@ def arrange(request: Any, groups: tuple[LayoutGroup, ...], *, rows_first: bool =
         rows: dict[str, bool] = {}
         for group in groups:
             allowed = (out, not out) if group.is_free else (out,)
-            found = next((row for row in allowed if all(row in orders[name] for name in group.names)), None)
-            if found is None:
+            order = next((row for row in allowed if all(row in orders[name] for name in group.names)), None)
+            if order is None:
                 name = next((name for name in group.names if out not in orders[name]), group.names[-1])
-                other = "out" if not group.is_free else group.names[0]
-                wanted = f"{name} in the order of {other} ({_order_names(orders[other])})"
-                failed = failed or f"needs {wanted}, has {layouts[name]}: copy it"
+                reference = "out" if not group.is_free else group.names[0]
+                expected = f"{name} in the order of {reference} ({_order_names(orders[reference])})"
+                failed = failed or f"needs {expected}, has {layouts[name]}: copy it"
                 break
-            rows |= dict.fromkeys(group.names, found)
+            rows |= dict.fromkeys(group.names, order)
         else:
             return Arrangement(out, rows)
     return failed

@@ -1,4 +1,4 @@
-"""What requests of BLAS routines have in common: factors given by value, matrices of one dtype, `library`."""
+"""Base classes of the requests of BLAS routines: factors passed by value, matrices of one dtype, `library`."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, eq=False)
 class BlasRequest(factors.FactorRequest["Tensor"]):
-    """What all have in common.
+    """Base class of all BLAS requests.
 
     Attributes:
-        library: the one whose rows alone are asked, "cublas"; None asks all in the table's order.
+        library: use only this library, "cublas"; None allows all in the table's order.
     """
 
     _: KW_ONLY
     library: str | None = None
 
-    # -- what a subclass says -------------------------------------------------------------------------------------
+    # -- for subclasses -----------------------------------------------------------------------------------------
     def extents(self) -> dict[str, Shape]:
-        """The shape of each matrix by its name, the output's too; BadRequest for operands that lead to none."""
+        """The shape of each matrix by its name, including the output; BadRequest for shapes that do not match."""
         raise NotImplementedError
 
     def dtype_of(self, name: str) -> Dtype:
-        """The dtype of an operand: that of the first, unless said."""
+        """The dtype of an operand: that of the first one, unless overridden."""
         first: Tensor = getattr(self, self.reads[0])
         return first.dtype
 
     @property
     def takes_c(self) -> bool:
-        """Whether the result is to have of c what the routine does not write, or adds to."""
+        """Whether c is copied to the result, because the routine adds to it or leaves a part of it unchanged."""
         return self.reads_c
 
     # -- the contract of Request ----------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ class ScaledRequest(BlasRequest, factors.ScaledRequest["Tensor"]):
     """A routine with a factor.
 
     Attributes:
-        alpha: a number; complex ones for complex matrices alone.
+        alpha: a number; complex only for complex matrices.
     """
 
     numbers: ClassVar[tuple[str, ...]] = ("alpha",)
@@ -69,7 +69,7 @@ class ScaledRequest(BlasRequest, factors.ScaledRequest["Tensor"]):
 
 
 def check_matrix(name: str, tensor: Tensor) -> Shape:
-    """The rows and columns of a matrix; BadRequest for what has other axes."""
+    """The rows and columns of a matrix; BadRequest if it does not have two axes."""
     if tensor.ndim != 2:
         hint = "cuBLAS has no batched form: call it for each matrix" if tensor.ndim > 2 else "x[None] adds an axis"
         raise BadRequest(name, str(tensor.layout), "a matrix, of two axes", hint)
@@ -77,7 +77,7 @@ def check_matrix(name: str, tensor: Tensor) -> Shape:
 
 
 def length(name: str, tensor: Tensor) -> int:
-    """The elements of a vector; BadRequest for what has other axes than one."""
+    """The number of elements of a vector; BadRequest if it does not have one axis."""
     if tensor.ndim != 1:
         raise BadRequest(name, str(tensor.layout), "a vector, of one axis", "x.reshape(-1), or a row x[0]")
     return tensor.shape[0]

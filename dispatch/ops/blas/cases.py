@@ -1,4 +1,4 @@
-"""The cases of the rows of BLAS, and wrong results that each must reject."""
+"""The test cases of the rows of BLAS, and wrong results that each case must reject."""
 
 from __future__ import annotations
 
@@ -36,28 +36,28 @@ def cases(row: Row) -> list[MadeCase]:
 
 # -- wrong results that every case must reject: see `dispatch/testing/mutations.py` -----------------------------------
 def other_alpha(request: Any) -> complex | None:
-    """Alpha 2% larger, where there is one."""
+    """Alpha 2% larger, if there is one."""
     return request.factor("alpha") * 1.02 if "alpha" in request.numbers and request.factor("alpha") else None
 
 
 def other_beta(request: Any) -> complex | None:
-    """Beta of the other sign, where something is added by it."""
+    """Beta with the opposite sign, if something is added."""
     return -request.factor("beta") if "beta" in request.numbers and request.factor("beta") else None
 
 
 def other_side(request: Any) -> Any:
-    """The other side, where both would do."""
+    """The other side, if the shapes allow both."""
     square = hasattr(request, "side") and len(set(request.extents()["out"][-2:])) == 1
     return request.side.other if square else None
 
 
 def read_diagonal(request: Any) -> Any:
-    """The diagonal taken to be ones where it is to be read."""
+    """The diagonal treated as ones although it must be read."""
     return DiagType.UNIT if getattr(request, "diag", None) is DiagType.NON_UNIT else None
 
 
 def other_operation(request: Any) -> Any:
-    """The transpose of a matrix, or the matrix in place of that."""
+    """The transpose instead of a matrix, or the reverse."""
     if not hasattr(request, "trans"):
         return None
     shapes = request.extents()

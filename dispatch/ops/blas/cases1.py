@@ -1,4 +1,4 @@
-"""The cases of BLAS level 1: vectors of any step, poison between their elements and in what is written."""
+"""The test cases of BLAS level 1: vectors of any step, with poison between their elements and in the results."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ ADDED = ("given", "in place", "left out")
 
 
 class Form(NamedTuple):
-    """A case: the length, the steps, alpha, and where the result is put.
+    """A case: the length, the steps, alpha, and the place of the result.
 
-    `first` elements are in front of x; with `thin` nearly all of it are 0.
+    `first` elements are before x; with `thin` nearly all elements are 0.
     """
 
     n: int
@@ -46,21 +46,22 @@ class Form(NamedTuple):
 
 
 def forms(op: str, dtype: Dtype) -> list[Form]:
-    """Every length with every step; all else by turns."""
-    found = []
+    """Every length with every step; the other parameters in rotation."""
+    result = []
     for number in range(len(SIZES) * len(STEPS)):
         alpha: complex = FACTORS[number % 4]
         steps = STEPS[number % 5]
         steps = (abs(steps[0]), steps[1]) if op.startswith("ia") else steps
         alpha = alpha * (1 - 0.5j) if dtype.is_complex and number % 2 else alpha
-        found.append(Form(SIZES[number % 7], steps, alpha, ADDED[number % 3]))
-    return found
+        result.append(Form(SIZES[number % 7], steps, alpha, ADDED[number % 3]))
+    return result
 
 
 def large_forms(op: str) -> list[Form]:
-    """Long dense vectors, of which some begin between two addresses that are read at once.
+    """Long dense vectors, some of which do not begin at an address for vector loads.
 
-    A norm's first is all but empty: of more elements a single one may not show in a number of 16 bits.
+    For a norm the first vector is nearly all zeros: otherwise a single element may be below the precision of a 16-bit
+    result.
     """
     return [
         Form(LARGE + more, (1, 1), alpha, result, first, op == "nrm2" and first == more == 0)
@@ -75,16 +76,16 @@ def large_forms(op: str) -> list[Form]:
 
 
 def place_vector(device: Device, drawn: Array, step: int, dtype: Dtype, first: int = 0) -> GuardedBuffer:
-    """A vector on a device, with poison between its elements and in front of them, which may go backwards."""
+    """A vector on a device, possibly with a negative step, with poison between and before its elements."""
     if first:
-        kept = poison(dtype, (first + len(drawn),))
-        kept[first:] = drawn
-        whole = device.array(kept)
-        return GuardedBuffer(whole[first:], whole, kept, (slice(first, None),))
-    kept = poison(dtype, (len(drawn), abs(step)))
-    kept[:, 0] = drawn[:: 1 if step > 0 else -1]
-    whole = device.array(kept)
-    return GuardedBuffer(whole[:, 0] if step > 0 else whole[::-1, 0], whole, kept, (slice(None), slice(0, 1)))
+        values = poison(dtype, (first + len(drawn),))
+        values[first:] = drawn
+        memory = device.array(values)
+        return GuardedBuffer(memory[first:], memory, values, (slice(first, None),))
+    values = poison(dtype, (len(drawn), abs(step)))
+    values[:, 0] = drawn[:: 1 if step > 0 else -1]
+    memory = device.array(values)
+    return GuardedBuffer(memory[:, 0] if step > 0 else memory[::-1, 0], memory, values, (slice(None), slice(0, 1)))
 
 
 def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.random.Generator) -> Check:
@@ -94,7 +95,7 @@ def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.
     if form.thin:
         x[np.arange(form.n) % THIN != 0] = 0
     memory = {"x": place_vector(device, x, form.steps[0], dtype, form.first)}
-    if "y" in kind.reads:  # sums of terms that do not cancel
+    if "y" in kind.reads:  # so that the terms of the sums do not cancel
         y = (np.conj(x) if op == "dotu" else x) + complex_normal(rng, dtype, (form.n,))
         memory["y"] = place_vector(device, y.astype(dtype.numpy), step, dtype)
     fields: dict[str, Any] = {each: buffer.view for each, buffer in memory.items()}
@@ -107,9 +108,9 @@ def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.
         elif form.result == "given":
             written = (place_vector(device, np.full(form.n, np.nan, dtype.numpy), step, dtype),)
     elif form.result != "left out":
-        kept = poison(request.result_dtype, (3,))
-        whole = device.array(kept)
-        written = (GuardedBuffer(whole[1:2].reshape(()), whole, kept, (slice(1, 2),)),)
+        values = poison(request.result_dtype, (3,))
+        storage = device.array(values)
+        written = (GuardedBuffer(storage[1:2].reshape(()), storage, values, (slice(1, 2),)),)
     if written:
         fields["out"] = written[0].view
     request = kind(**fields)
@@ -118,7 +119,7 @@ def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.
 
 
 def bounds(request: Any, expected: Results) -> Results:
-    """How far a result may be: of a sum of n terms n + 4 roundings of their magnitudes; of a place nothing."""
+    """The error bounds of a result: for a sum of n terms n + 4 roundings of their magnitudes; for an index 0."""
     dtype, out = request.x.dtype, expected["out"]
     unit = ROUNDOFF[F32 if dtype in HALF else dtype][0] * (4 if dtype.is_complex else 1)
     x = sizes(np.asarray(request.x))
@@ -132,7 +133,7 @@ def bounds(request: Any, expected: Results) -> Results:
 
 
 def level1_cases(row: Row) -> list[MadeCase]:
-    """Every form of a row's routine and dtype; large ones where the row is for those alone."""
+    """Every form of a row's routine and dtype; only large ones if the row is for large vectors."""
     op, dtype = row.op, row.dtypes[0]
-    made = large_forms(op) if row.variant == "large" else forms(op, dtype)
-    return [MadeCase(f"{dtype}-{number}", partial(check, op, dtype, form)) for number, form in enumerate(made)]
+    chosen = large_forms(op) if row.variant == "large" else forms(op, dtype)
+    return [MadeCase(f"{dtype}-{number}", partial(check, op, dtype, form)) for number, form in enumerate(chosen)]

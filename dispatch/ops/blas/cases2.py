@@ -1,7 +1,7 @@
-"""The cases of BLAS level 2: every flag, both orders, bands and packed triangles, vectors that step both ways.
+"""The test cases of BLAS level 2: every flag, both orders, bands and packed triangles, positive and negative steps.
 
-What nothing may read is NaN: the other triangle, the corners of bands, a unit diagonal, y where beta is 0, what lies
-between a vector's elements, and all of the result that is to be written.
+Everything that must not be read is NaN: the other triangle, the corners of bands, a unit diagonal, y if beta is 0, the
+gaps between a vector's elements, and all of the result that will be written.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ FILLS, DIAGS, OPERATIONS = tuple(FillMode), tuple(DiagType), tuple(Operation)
 N = Operation.N
 SIZES = ((5, 7), (1, 1), (17, 4), (3, 33), (8, 8), (48, 40), (0, 4), (6, 0), (1, 6))
 LARGE = (300, 260)
-MANY_ROWS = (256, 257, 300, 320, 449)  # of rows for such matrices alone
+MANY_ROWS = (256, 257, 300, 320, 449)  # rows of matrices for kernels that support only large ones
 BANDS = ((1, 2), (0, 0), (3, 1), (0, 2))  # diagonals below and above
 FACTORS = ((1.0, 0.0), (0.75, -1.5), (0.0, 0.5), (-2.0, 1.0), (1.0, 1.0))
 STEPS = ((1, 1), (2, -1), (1, 3), (-2, 1))  # of x and of y
-CONJUGATING = ("hemv", "gemv", "trmv", "trsv", "gerc", "her", "her2")  # which go by matrices of one row
+CONJUGATING = ("hemv", "gemv", "trmv", "trsv", "gerc", "her", "her2")  # these may be computed with matrices of one row
 ADDED = ("nothing", "apart", "in place")
 
 
 class Form(NamedTuple):
-    """A case: extents, diagonals, flags by their fields, order, steps of vectors, factors, what is added, and where."""
+    """A case: extents, diagonals, flags by their fields, order, vector steps, factors, what is added, and where."""
 
     sizes: tuple[int, int]
     band: tuple[int, int]
@@ -63,13 +63,13 @@ class Form(NamedTuple):
 
 
 def forms(op: str, dtype: Dtype) -> list[Form]:
-    """Each combination of flags in both orders, some times over; all else by turns."""
+    """Each combination of flags in both orders, several times; the other parameters in rotation."""
     names = {"uplo": FILLS, "trans": OPERATIONS, "diag": DIAGS}
     kind = KINDS[op]
     used = {name: members for name, members in names.items() if name in kind.__dataclass_fields__}
     every = [dict(zip(used, chosen, strict=True)) for chosen in product(*used.values())]
     rounds = list(product(every, (True, False))) * max(1, 12 // len(every))
-    found = []
+    result = []
     for number, (flags, row) in enumerate(rounds):
         alpha: complex
         beta: complex
@@ -82,16 +82,16 @@ def forms(op: str, dtype: Dtype) -> list[Form]:
             alpha, beta = alpha * (1 - 0.5j), beta * (1 + 2j)
         alpha = alpha.real if "alpha" in kind.real else alpha
         band, added = BANDS[(number // 3) % 4], ADDED[(number + 1) % 3]
-        found.append(Form(sizes, band, flags, row, steps, alpha, beta, added, given=number % 5 != 3))
-    if "alpha" in kind.numbers and "beta" not in kind.numbers:  # nothing is added: it stays as it was
+        result.append(Form(sizes, band, flags, row, steps, alpha, beta, added, given=number % 5 != 3))
+    if "alpha" in kind.numbers and "beta" not in kind.numbers:  # nothing is added: the matrix is unchanged
         for (flags, row), added in product(rounds[: 2 * len(every)], ADDED[1:]):
-            found.append(Form((9, 6), (0, 0), flags, row, (1, 1), 0.0, 1.0, added, given=row))
-    return found
+            result.append(Form((9, 6), (0, 0), flags, row, (1, 1), 0.0, 1.0, added, given=row))
+    return result
 
 
 def large_forms(op: str, dtype: Dtype) -> list[Form]:
-    """Each triangle in both orders of large matrices, whose lines begin at multiples of 16 bytes or do not."""
-    found = []
+    """Each triangle in both orders for large matrices; rows or columns begin at multiples of 16 bytes, or do not."""
+    result = []
     for number, (uplo, row, aligned, _) in enumerate(product(FILLS, (True, False), (True, False), range(3))):
         alpha: complex
         beta: complex
@@ -102,9 +102,9 @@ def large_forms(op: str, dtype: Dtype) -> list[Form]:
         if row and op in CONJUGATING:
             steps = (abs(steps[0]), abs(steps[1]))
         sizes = (MANY_ROWS[number % 5],) * 2
-        added, given = ADDED[(number + number // 3) % 3], number % 5 != 3
-        found.append(Form(sizes, (0, 0), {"uplo": uplo}, row, steps, alpha, beta, added, given, aligned))
-    return found
+        added, has_out = ADDED[(number + number // 3) % 3], number % 5 != 3
+        result.append(Form(sizes, (0, 0), {"uplo": uplo}, row, steps, alpha, beta, added, has_out, aligned))
+    return result
 
 
 class OperandDraw:
@@ -123,13 +123,13 @@ class OperandDraw:
         return np.full(shape, np.nan, self.dtype.numpy)
 
     def vector(self, name: str, drawn: Array, step: int) -> GuardedBuffer:
-        """Put a vector on the device, with poison between its elements, which may go backwards."""
-        kept = poison(self.dtype, (len(drawn), abs(step)))
-        kept[:, 0] = drawn[:: 1 if step > 0 else -1]
-        whole = self.device.array(kept)
-        view = whole[:, 0] if step > 0 else whole[::-1, 0]
+        """Put a vector on the device, possibly with a negative step, with poison between its elements."""
+        values = poison(self.dtype, (len(drawn), abs(step)))
+        values[:, 0] = drawn[:: 1 if step > 0 else -1]
+        memory = self.device.array(values)
+        view = memory[:, 0] if step > 0 else memory[::-1, 0]
         self.fields[name] = view
-        return GuardedBuffer(view, whole, kept, (slice(None), slice(0, 1)))
+        return GuardedBuffer(view, memory, values, (slice(None), slice(0, 1)))
 
     def matrix(self, name: str, drawn: Array, *, row: bool) -> GuardedBuffer:
         """Put a matrix on the device, with poison around it."""
@@ -139,16 +139,16 @@ class OperandDraw:
         return memory
 
     def one_triangle(self, matrix: Array) -> Array:
-        """A matrix whose other triangle is NaN, with a diagonal of which only what counts may be read."""
+        """A matrix whose other triangle is NaN; the parts of the diagonal that must not be read are NaN too."""
         keep = np.tril(np.ones(matrix.shape, bool))
         keep = keep if self.fields["uplo"] is FillMode.LOWER else keep.T
-        found = np.where(keep, matrix, np.nan).astype(self.dtype.numpy)
+        values = np.where(keep, matrix, np.nan).astype(self.dtype.numpy)
         if self.hermitian:
-            np.fill_diagonal(found, found.diagonal().real + 5j)
-        return found
+            np.fill_diagonal(values, values.diagonal().real + 5j)
+        return values
 
     def store(self, matrix: Array, kl: int, ku: int) -> None:
-        """Put the matrix of a product, or a triangle of it, where the routine takes it from."""
+        """Put the matrix of a product, or a triangle of it, into the storage format of the routine."""
         reads = KINDS[self.op].reads
         if "a" in reads:
             self.matrix("a", matrix, row=self.form.row)
@@ -163,7 +163,7 @@ class OperandDraw:
             self.matrix("ab", ab, row=False)
 
     def band_widths(self) -> tuple[int, int]:
-        """The diagonals of a band on either side, of a triangle on one."""
+        """The diagonals of a band on either side; for a triangle on one side."""
         if self.op == "gbmv":
             return self.form.band
         k = max(self.form.band)
@@ -194,7 +194,7 @@ class OperandDraw:
 
     @property
     def may_reverse(self) -> bool:
-        """Whether vectors may go backwards."""
+        """Whether vectors may have negative steps."""
         return min(self.form.steps) < 0
 
     def triangle_operands(self) -> None:
@@ -252,7 +252,7 @@ def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.
 
 
 def bounds(request: Any, expected: Results) -> Results:
-    """How far a result may be: of a sum of n products n + 4 roundings of their magnitudes, four times complex ones."""
+    """The error bounds: for a sum of n products n + 4 roundings of their magnitudes, complex four times that."""
     first, out = getattr(request, request.reads[0]), expected["out"]
     unit = ROUNDOFF[F32 if first.dtype in HALF else first.dtype][0] * (4 if first.dtype.is_complex else 1)
     stored = request.layout_of("out").dtype
@@ -266,13 +266,13 @@ def bounds(request: Any, expected: Results) -> Results:
     factors = {name: abs(request.factor(name)) for name in request.numbers}
     size = np.abs(altered(evaluate, request, **sizes, **factors)["out"])
     error = np.asarray(rounded((terms + 4) * unit * size, out, stored))
-    if out.ndim == 2 and hasattr(request, "uplo"):  # the other triangle is as it was
+    if out.ndim == 2 and hasattr(request, "uplo"):  # the other triangle is unchanged
         error = triangle(error, request.uplo)
     return {"out": error}
 
 
 def level2_cases(row: Row) -> list[MadeCase]:
-    """Every form of a row's routine and dtype; large ones where the row is for those alone."""
+    """Every form of a row's routine and dtype; only large ones if the row is for large matrices."""
     op, dtype = row.op, row.dtypes[0]
-    made = large_forms(op, dtype) if row.variant == "large" else forms(op, dtype)
-    return [MadeCase(f"{dtype}-{number}", partial(check, op, dtype, form)) for number, form in enumerate(made)]
+    chosen = large_forms(op, dtype) if row.variant == "large" else forms(op, dtype)
+    return [MadeCase(f"{dtype}-{number}", partial(check, op, dtype, form)) for number, form in enumerate(chosen)]

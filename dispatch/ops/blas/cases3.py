@@ -1,7 +1,7 @@
-"""The cases of BLAS level 3: every flag, both orders, lines apart, and poison wherever nothing may be read.
+"""The test cases of BLAS level 3: every flag, both orders, gaps between rows or columns, and poison.
 
-The other triangle of what is symmetric, Hermitian or triangular is NaN, and so is the diagonal of a unit triangle, c
-where beta is 0, and all of the result that is to be written.
+Everything that must not be read is NaN: the other triangle of symmetric, Hermitian or triangular matrices, the diagonal
+of a unit triangle, c if beta is 0, and all of the result that will be written.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ LARGE = (130, 70, 150)  # more than one tile of any kernel
 FACTORS = ((1.0, 0.0), (0.75, -1.5), (0.0, 0.5), (-2.0, 1.0), (1.0, 1.0), (0.0, 0.0))
 ADDED = ("nothing", "apart", "in place")
 BATCHES = ((), (4,), (2, 3), (1,))
-POISON_PART = 5.0  # of a diagonal's imaginary part, which is taken to be 0
+POISON_PART = 5.0  # the imaginary part of a diagonal, which must be treated as 0
 
 
 class Form(NamedTuple):
-    """A case: extents, flags by their fields, how matrices lie, the factors, what is added, whether out is given."""
+    """A case: extents, flags by their fields, memory orders, the factors, what is added, whether out is passed."""
 
     sizes: tuple[int, int, int]
     flags: dict[str, Any]
     row: bool  # the order of the result
-    other: bool  # whether operands that may lie otherwise do
+    other: bool  # whether operands that may have the opposite order do
     gap: int
     alpha: complex
     beta: complex
@@ -73,8 +73,8 @@ def flags_of(op: str, *, is_complex: bool) -> list[dict[str, Any]]:
 
 
 def forms(op: str, dtype: Dtype) -> list[Form]:
-    """Each combination of flags in both orders; all else by turns, whose lengths have no factor in common."""
-    found: list[Form] = []
+    """Each combination of flags in both orders; the other parameters in rotation, with coprime periods."""
+    result: list[Form] = []
     every = product(flags_of(op, is_complex=dtype.is_complex), (True, False))
     rounds = list(every) * (1 if op in ("trmm", "trsm", "geam") else 3)
     for number, (flags, row) in enumerate(rounds):
@@ -85,7 +85,7 @@ def forms(op: str, dtype: Dtype) -> list[Form]:
         if dtype.is_complex and number % 2:
             alpha, beta = alpha * (1 - 0.5j), beta * (1 + 2j)
         real = KINDS[op].real
-        found.append(
+        result.append(
             Form(
                 sizes=LARGE if number == len(rounds) // 2 else SIZES[number % len(SIZES)],
                 flags=flags,
@@ -100,12 +100,14 @@ def forms(op: str, dtype: Dtype) -> list[Form]:
                 shares_a=number % 7 == 1,
             )
         )
-    if op in ("geam", "dgmm"):  # whose empty sizes the large one stands in the place of
-        found += [found[number]._replace(sizes=sizes) for number, sizes in enumerate(((0, 4, 2), (6, 0, 5)))]
-    if op in RANKS:  # nothing is added to c, which stays as it was
+    if op in ("geam", "dgmm"):  # the large size takes the place of their empty sizes
+        result += [result[number]._replace(sizes=sizes) for number, sizes in enumerate(((0, 4, 2), (6, 0, 5)))]
+    if op in RANKS:  # nothing is added: c is unchanged
         for (flags, row), (k, alpha), added in product(rounds[: len(rounds) // 3], ((3, 0.0), (0, 2.0)), ADDED[1:]):
-            found.append(Form((9, 1, k), flags, row, other=False, gap=1, alpha=alpha, beta=1.0, added=added, given=row))
-    return found
+            result.append(
+                Form((9, 1, k), flags, row, other=False, gap=1, alpha=alpha, beta=1.0, added=added, given=row)
+            )
+    return result
 
 
 def complex_normal(rng: np.random.Generator, dtype: Dtype, shape: tuple[int, ...]) -> Array:
@@ -125,7 +127,7 @@ class OperandDraw:
         self.memory: dict[str, GuardedBuffer] = {}
 
     def place_operand(self, name: str, drawn: Array, *, free: bool = False) -> GuardedBuffer:
-        """Put an operand on the device, in the order of the result or, where it is free and so said, the other."""
+        """Put an operand on the device, in the order of the result, or the opposite if `free` and the form says so."""
         row = self.form.row != (free and self.form.other)
         axes = tuple(range(drawn.ndim))
         order = axes if row or drawn.ndim < 2 else (*axes[:-2], axes[-1], axes[-2])
@@ -137,16 +139,16 @@ class OperandDraw:
         return complex_normal(self.rng, self.dtype, shape)
 
     def one_triangle(self, matrix: Array, *, hermitian: bool = False) -> Array:
-        """A matrix whose other triangle is NaN, with imaginary parts on the diagonal that nothing may look at."""
+        """A matrix whose other triangle is NaN, with imaginary parts on the diagonal that must not be read."""
         keep = np.tril(np.ones(matrix.shape[-2:], bool))
         keep = keep if self.fields["uplo"] is FillMode.LOWER else keep.T
-        found = np.where(keep, matrix, np.nan).astype(matrix.dtype)
+        values = np.where(keep, matrix, np.nan).astype(matrix.dtype)
         if hermitian:
-            np.fill_diagonal(found, found.diagonal().real + 1j * POISON_PART)
-        return found
+            np.fill_diagonal(values, values.diagonal().real + 1j * POISON_PART)
+        return values
 
     def add(self, shape: tuple[int, int]) -> None:
-        """c and out for a routine that adds; of a rank update out's other triangle is to stay as it is."""
+        """c and out for a routine that adds; for a rank update the other triangle of out must not change."""
         form = self.form
         if form.added != "nothing":
             self.fields["beta"] = form.beta
@@ -162,7 +164,7 @@ class OperandDraw:
             self.place_operand("out", np.full(shape, np.nan, self.dtype.numpy))
 
     def with_other_triangle(self, c: Array, other: Array) -> Array:
-        """c with another triangle that is to stay; a Hermitian one's diagonal has imaginary parts that do not count."""
+        """c with another triangle that must not change; the diagonal of a Hermitian one has imaginary parts."""
         if self.op.startswith("he"):
             np.fill_diagonal(c, c.diagonal().real + 1j * POISON_PART)
         written = np.tril(np.ones(c.shape, bool))
@@ -234,7 +236,7 @@ class OperandDraw:
         self.result((m, n), {"a": True})
 
     def result(self, shape: tuple[int, int], in_place: dict[str, bool]) -> None:
-        """out: an operand that may be it, other memory, or none."""
+        """out: an operand that may be overwritten, other memory, or None."""
         for name, may_be in in_place.items():
             if self.form.added == "in place" and may_be:
                 self.memory["out"] = self.memory[name] if name in self.memory else self.memory["out"]
@@ -261,7 +263,7 @@ def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.
 
 
 def bounds(request: Any, expected: Results) -> Results:
-    """How far a result may be: of a sum of k products k + 4 roundings of their magnitudes, four times complex ones."""
+    """The error bounds: for a sum of k products k + 4 roundings of their magnitudes, complex four times that."""
     dtype, out = request.a.dtype, expected["out"]
     unit = ROUNDOFF[dtype][0] * (4 if dtype.is_complex else 1)
     if request.op == "trsm":
@@ -271,13 +273,13 @@ def bounds(request: Any, expected: Results) -> Results:
     size = np.abs(altered(evaluate, request, **sizes, **factors)["out"])
     terms = max(request.a.shape) if request.op not in ("geam", "dgmm") else 1
     error = np.asarray(rounded((terms + 4) * unit * size, out, dtype))
-    if request.op in RANKS:  # the other triangle is as it was
+    if request.op in RANKS:  # the other triangle is unchanged
         error = triangle(error, request.uplo)
     return {"out": error}
 
 
 def solved(request: Any, x: Array) -> Array:
-    """How large an error of a solution may become: |A⁻¹| |A| of its magnitudes, twice where blocks are inverted."""
+    """The largest error of a solution: |A⁻¹| |A| of its magnitudes, twice that if blocks are inverted."""
     work = work_with(request, EXACT)
     a = turned(triangle(values(request.a, work), request.uplo, request.diag), request.trans)
     growth = np.abs(np.linalg.inv(a)) @ np.abs(a)

@@ -1,6 +1,6 @@
-"""The cases of `gemv` over leading axes, and of half precision: at equal distances and at others, shared or not.
+"""The test cases of `gemv` over leading axes, and of half precision: equal and unequal distances, shared operands.
 
-What lies between vectors and their elements is poison, and so is y where beta is 0.
+Gaps between vectors and between their elements are poison, and so is y if beta is 0.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["gemv_cases"]
 BATCHES = ((5,), (2, 3), (), (1,), (2, 2, 3), (300,))
 SIZES = ((5, 7), (17, 4), (1, 1), (3, 33), (40, 48), (8, 8), (1, 6))
 STEPS = ((1, 1), (2, -1), (1, 3), (-2, 1))  # of x and of y
-SHARED = ("", "a", "x", "", "backwards")  # what is one for all, or whether the batch of x goes backwards
+SHARED = ("", "a", "x", "", "backwards")  # the operand shared by the batch; or the batch of x is reversed
 ADDED = ("nothing", "apart", "in place")
 
 
@@ -49,8 +49,8 @@ class Form(NamedTuple):
 
 
 def forms(dtype: Dtype) -> list[Form]:
-    """Each operation in both orders, five times over; all else by turns."""
-    found = []
+    """Each operation in both orders, five times; the other parameters in rotation."""
+    result = []
     for number, (_, trans, row) in enumerate(product(range(5), tuple(Operation), (True, False))):
         alpha, beta = FACTORS[(number + number // 5) % 5]
         factor = 1 - 0.5j if dtype.is_complex and number % 2 else 1
@@ -60,20 +60,20 @@ def forms(dtype: Dtype) -> list[Form]:
         batch, sizes = BATCHES[number % 6], SIZES[number % 7]
         shared = SHARED[number % 5] if batch else ""
         added = ADDED[(number + number // 3) % 3]
-        found.append(Form(batch, sizes, trans, row, steps, shared, alpha * factor, beta * factor, added))
-    return found
+        result.append(Form(batch, sizes, trans, row, steps, shared, alpha * factor, beta * factor, added))
+    return result
 
 
 def place_vector(device: Device, drawn: Array, step: int, dtype: Dtype) -> GuardedBuffer:
-    """Vectors on a device, with poison between elements, which may go backwards, and behind each vector."""
+    """Vectors on a device, possibly with a negative step, with poison between their elements and after each vector."""
     shape = (*drawn.shape[:-1], drawn.shape[-1] + 1, abs(step))
-    kept = poison(dtype, shape)
+    values = poison(dtype, shape)
     inside = (..., slice(0, drawn.shape[-1]), 0)
-    kept[inside] = drawn[..., :: 1 if step > 0 else -1]
-    whole = device.array(kept)
-    view = whole[..., : drawn.shape[-1], 0]
+    values[inside] = drawn[..., :: 1 if step > 0 else -1]
+    memory = device.array(values)
+    view = memory[..., : drawn.shape[-1], 0]
     watched = (..., slice(0, drawn.shape[-1]), slice(0, 1))
-    return GuardedBuffer(view if step > 0 else view[..., ::-1], whole, kept, watched)
+    return GuardedBuffer(view if step > 0 else view[..., ::-1], memory, values, watched)
 
 
 def check(dtype: Dtype, out: Dtype, form: Form, name: str, device: Device, rng: np.random.Generator) -> Check:

@@ -1,7 +1,7 @@
-"""The cases of copies and rotations: vectors of any step with poison between, numbers of every kind of rotation.
+"""The test cases of copies and rotations: vectors of any step with poison in gaps, numbers of every kind of rotation.
 
-What a flag says is not read is NaN. Where two roundings of an operand would change what `rotg` or `rotmg` chooses,
-nothing is drawn.
+Elements that are not read with a given flag are NaN. No numbers are drawn for which two roundings of an operand would
+change the choice that `rotg` or `rotmg` makes.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ __all__ = ["rotation_cases"]
 NAMED = {**vars(level1), **vars(rotations)}
 KINDS: dict[str, Any] = {NAMED[name].op: NAMED[name] for name in ("CopyRequest", "SwapRequest", *rotations.__all__)}
 FLAGS = (-1.0, 0.0, 1.0, -2.0)
-READ = {-1.0: (1, 2, 3, 4), 0.0: (2, 3), 1.0: (1, 4), -2.0: ()}  # of a param: h11, h21, h12, h22 behind the flag
+READ = {-1.0: (1, 2, 3, 4), 0.0: (2, 3), 1.0: (1, 4), -2.0: ()}  # the elements of param that are read, by flag
 Numbers = tuple[tuple[float, ...], ...]
 # fmt: off
 PAIRS: Numbers = ((3, 4), (4, -3), (-4, 3), (-3, -4), (0.25, 0), (0, 0.5), (0, 0), (2, 1e-4), (1e-4, 2))
-MODIFIED: Numbers = (  # d1, d2, x1, y1 and what they come to: each flag, and d1 or d2 scaled, up or down
+MODIFIED: Numbers = (  # d1, d2, x1, y1 and the results: each flag, and d1 or d2 scaled up or down
     (2, 3, 1, 0.5), (0.1, 3, 1, 2), (3e8, 1, 1, 1), (1, 3e8, 1, 1), (1, 2e-9, 1, 3), (2e-9, 1, 1, 3),
     (1, -2, 1, 0.5), (1, -2, 0.1, 5), (-1, 1, 1, 1), (1, 1, 1, 0), (1, 0, 2, 3),
 )
@@ -44,12 +44,12 @@ MODIFIED: Numbers = (  # d1, d2, x1, y1 and what they come to: each flag, and d1
 
 
 def number(device: Device, value: Any, dtype: Dtype) -> GuardedBuffer:
-    """A number, or a vector of five, among poison."""
+    """A number, or a vector of five, surrounded by poison."""
     drawn = np.asarray(value, dtype.numpy)
-    kept = poison(dtype, (drawn.size + 2,))
-    kept[1:-1] = drawn.reshape(-1)
-    whole = device.array(kept)
-    return GuardedBuffer(whole[1:-1].reshape(drawn.shape), whole, kept, (slice(1, -1),))
+    values = poison(dtype, (drawn.size + 2,))
+    values[1:-1] = drawn.reshape(-1)
+    memory = device.array(values)
+    return GuardedBuffer(memory[1:-1].reshape(drawn.shape), memory, values, (slice(1, -1),))
 
 
 class OperandDraw:
@@ -61,7 +61,7 @@ class OperandDraw:
         self.results: dict[str, GuardedBuffer] = {}
 
     def vectors(self) -> None:
-        """x, and y where there is one, and what they become."""
+        """x, y if there is one, and their results."""
         names = [name for name in KINDS[self.op].reads if name in ("x", "y")]
         for name, step in zip(names, self.form.steps, strict=False):
             self.memory[name] = place_vector(
@@ -73,7 +73,7 @@ class OperandDraw:
             self.results_at({"out_x": "x", "out_y": "y"}, self.form.steps[::-1])
 
     def results_at(self, sources: dict[str, str], steps: tuple[int, ...]) -> None:
-        """Results in memory of their own, or that of an operand; every third form leaves one of two out."""
+        """Results in separate memory, or in that of an operand; every third form omits one of two."""
         for position, (name, source) in enumerate(sources.items()):
             if self.form.result == "in place" and source:
                 self.results[name] = self.memory[source]
@@ -82,7 +82,7 @@ class OperandDraw:
                 self.results[name] = place_vector(self.device, drawn, steps[position], self.dtype)
 
     def rotation(self) -> None:
-        """The numbers that vectors are rotated by."""
+        """The numbers of the rotation that is applied to the vectors."""
         real = REAL.get(self.dtype, self.dtype)
         if self.op == "rotm":
             flag = FLAGS[self.turn % len(FLAGS)]
@@ -98,7 +98,7 @@ class OperandDraw:
             self.memory["s"] = number(self.device, s, self.dtype if is_complex else real)
 
     def numbers(self, drawn: tuple[float, ...]) -> None:
-        """The numbers that a rotation is found from, and what becomes of them."""
+        """The numbers from which a rotation is computed, and their results."""
         kind, is_given = KINDS[self.op], self.turn % 3 != 2
         for name, value in zip(kind.reads, drawn, strict=True):
             phase = np.exp(1j * self.rng.uniform(-3, 3)) if self.dtype.is_complex else 1
@@ -113,7 +113,7 @@ class OperandDraw:
                 self.results[name] = number(self.device, np.full(shape, np.nan), dtype)
 
     def check(self, name: str) -> Check:
-        """The request, and what it must give."""
+        """The request, and its expected results."""
         fields = {each: buffer.view for each, buffer in (self.memory | self.results).items()}
         request = KINDS[self.op](**fields)
         with np.errstate(all="ignore"):
@@ -124,7 +124,7 @@ class OperandDraw:
 def check_vectors(
     op: str, dtype: Dtype, form: Form, turn: int, name: str, device: Device, rng: np.random.Generator
 ) -> Check:
-    """Vectors of a form, and the turn'th of the rotations."""
+    """The vectors of a form, and one of the rotations, selected by `turn`."""
     draw = OperandDraw(op, dtype, form, turn, device, rng)
     draw.rotation()
     draw.vectors()
@@ -134,20 +134,20 @@ def check_vectors(
 def check_numbers(
     op: str, dtype: Dtype, drawn: tuple[float, ...], turn: int, name: str, device: Device, rng: np.random.Generator
 ) -> Check:
-    """A rotation that is found."""
+    """A rotation that is computed."""
     draw = OperandDraw(op, dtype, Form(1, (1, 1), 1.0, ""), turn, device, rng)
     draw.numbers(drawn)
     return draw.check(name)
 
 
 def bounds(request: Any, expected: Results) -> Results:
-    """How far results may be: copies not at all, sums of two products four roundings, found numbers some more."""
+    """The error bounds: copies 0, sums of two products four roundings, computed rotations somewhat more."""
     first = getattr(request, request.reads[0]).dtype
     unit = ROUNDOFF[F32 if first in HALF else first][0] * (4 if first.is_complex else 1)
     if request.op in ("copy", "swap"):
         return {name: np.zeros(()) for name in expected}
     if request.op in ("rotg", "rotmg"):
-        allowed = {name: np.asarray(32 * unit * np.abs(found)) for name, found in expected.items()}
+        allowed = {name: np.asarray(32 * unit * np.abs(value)) for name, value in expected.items()}
         if request.op == "rotmg":
             implied = [place for place in range(1, 5) if place not in READ[float(expected["param"][0])]]
             allowed["param"][implied] = np.inf
@@ -168,7 +168,7 @@ def bounds(request: Any, expected: Results) -> Results:
 
 
 def rotation_cases(row: Row) -> list[MadeCase]:
-    """Every form of a row's routine and dtype; of rotations that are found every pair, in memory of each kind."""
+    """Every form of a row's routine and dtype; for computed rotations every set of numbers, in each kind of memory."""
     op, dtype = row.op, row.dtypes[0]
     if op in ("rotg", "rotmg"):
         drawn = PAIRS if op == "rotg" else MODIFIED

@@ -1,4 +1,4 @@
-"""The choices of BLAS routines, in cuBLAS's words and numbers."""
+"""The flags of BLAS routines, with cuBLAS's names and numbers."""
 
 from __future__ import annotations
 

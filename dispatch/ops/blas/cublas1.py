@@ -1,8 +1,8 @@
-"""BLAS level 1 in the terms of cuBLAS: the routines that carry out a request, and whether there are such.
+"""BLAS level 1 by cuBLAS: the routines for a request, and whether cuBLAS supports it.
 
-Numbers that a routine finds, and those of a rotation, are on the device (pointer mode device), so that no call waits.
-Vectors of f16 and bf16 go by the routines that are told dtypes, with a compute type of f32; since none of these copies
-such vectors, a kernel does.
+The numbers that a routine computes, and those of a rotation, are on the device (pointer mode device), so no call waits.
+Vectors of f16 and bf16 use the routines with dtype arguments, with a compute type of f32; none of these copies such
+vectors, so a kernel does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["cublas_level1", "lower", "steps_fit"]
 
 
 def steps_fit(request: Any) -> str:
-    """Rule: vectors that cuBLAS takes as they lie."""
+    """Rule: vectors with layouts that cuBLAS supports."""
     try:
         lower(request)
     except UnsupportedLayout as misfit:
@@ -38,7 +38,7 @@ def cublas_level1(request: Any, executor: CudaExecutor, row: Row) -> Plan:
 
 
 def lower(request: Any) -> list[Task]:
-    """What cuBLAS is to do for a request, in order; UnsupportedLayout where it takes no such operands."""
+    """The cuBLAS calls for a request, in order; UnsupportedLayout if cuBLAS does not support the operands."""
     lowering = Lowering(request)
     if request.op in ("rotg", "rotmg"):
         return lowering.make_rotation()
@@ -50,46 +50,46 @@ def lower(request: Any) -> list[Task]:
 
 
 class Lowering(Vectors):
-    """A request, from which the routines' arguments follow."""
+    """Derives the routines' arguments from a request."""
 
     @property
     def is_half(self) -> bool:
-        """Whether the routines that are told dtypes are the ones."""
+        """Whether the routines with dtype arguments are used."""
         return self.dtype in HALF
 
     def operand(self, name: str) -> Operand:
-        """A number, or what is dense."""
+        """A number, or a dense operand."""
         self.layout(name)
         return Operand(self.request.place_of(name))
 
     def typed(self, name: str) -> tuple[Any, ...]:
-        """A vector as routines take it that are told dtypes."""
+        """A vector as the arguments of routines with dtype arguments."""
         at, step = self.vector(name)
         return at, self.dtype.cuda, step
 
     def copy_to(self, name: str, target: str) -> Task:
-        """A vector copied to where a routine changes it, unless it is there."""
+        """A copy of a vector to the target that a routine overwrites, unless it is there."""
         place = self.request.place_of
         if not self.is_half:
             arguments = (self.request.x.size, *self.vector(name), *self.vector(target))
             return Routine("copy", self.dtype, arguments, (place(name), place(target)))
-        found = []
+        matrices = []
         for one in (name, target):
             _, step = self.vector(one)
-            found.append(Matrix(OperandPointer(place(one)), self.dtype, self.request.x.size, 1, step, 1))
-        source, moved = found
+            matrices.append(Matrix(OperandPointer(place(one)), self.dtype, self.request.x.size, 1, step, 1))
+        source, moved = matrices
         return MatrixCopy(source, moved)
 
     # -- by kind of routine ---------------------------------------------------------------------------------------
     def elementwise(self) -> list[Task]:
-        """A vector from one or two others."""
+        """A vector computed from one or two others."""
         request, n = self.request, self.request.x.size
         if request.op == "copy":
             return [self.copy_to("x", "out")]
         alpha = self.number("alpha")
         first = self.copy_to("y" if request.op == "axpy" else "x", "out")
         out_at, step = self.vector("out")
-        if request.op == "scal":  # which takes no vector that goes backwards, and to which it is all one
+        if request.op == "scal":  # it supports no negative step, and the order does not matter
             if self.is_half:
                 arguments = (n, alpha, F32.cuda, out_at, self.dtype.cuda, abs(step), F32.cuda)
                 return [first, Routine("ScalEx", self.dtype, arguments)]
@@ -100,7 +100,7 @@ class Lowering(Vectors):
         return [first, Routine("axpy", self.dtype, (n, alpha, *self.vector("x"), out_at, step))]
 
     def reduction(self) -> list[Task]:
-        """A number of one or two vectors."""
+        """A number computed from one or two vectors."""
         request, n, out = self.request, self.request.x.size, self.request.layout_of("out")
         if text := misalignment(out):
             raise UnsupportedLayout(f"out: {text}")
@@ -118,12 +118,12 @@ class Lowering(Vectors):
             else:
                 routine, vectors = "DotEx", (*self.typed("x"), *self.typed("y"))
             return [Routine(routine, self.dtype, (n, *vectors, result, dtype, F32.cuda), on_device=True)]
-        # Of a single vector that goes backwards BLAS sees no element, and its sum is the same forwards.
+        # For a single vector with a negative step BLAS reads no element; the sum is the same forwards.
         both = (x_at, step, *self.vector("y")) if "y" in request.reads else (x_at, abs(step))
         return [Routine(request.op, self.dtype, (n, *both, result), on_device=True)]
 
     def pair(self) -> list[Task]:
-        """Two vectors from two others, where these are or where they are copied to first."""
+        """Two vectors computed from two others, in their memory or in copies that are made first."""
         request, n = self.request, self.request.x.size
         first = [self.copy_to("x", "out_x"), self.copy_to("y", "out_y")]
         vectors = (*self.vector("out_x"), *self.vector("out_y"))
@@ -144,18 +144,18 @@ class Lowering(Vectors):
     def make_rotation(self) -> list[Task]:
         """The numbers of a rotation."""
         request, size = self.request, self.dtype.itemsize
-        given = {"a": "r", "b": "z"} if request.op == "rotg" else {"d1": "out_d1", "d2": "out_d2", "x1": "out_x1"}
+        targets = {"a": "r", "b": "z"} if request.op == "rotg" else {"d1": "out_d1", "d2": "out_d2", "x1": "out_x1"}
         pairs = (
             [Matrix(OperandPointer(request.place_of(one)), self.dtype, 1, 1, 1, 1) for one in pair]
-            for pair in given.items()
+            for pair in targets.items()
         )
         copied = [MatrixCopy(source, target) for source, target in pairs]
-        changed = [self.operand(name) for name in given.values()]
+        changed = [self.operand(name) for name in targets.values()]
         if request.op == "rotmg":
             arguments = (*changed, self.operand("y1"), self.operand("param"))
-            zeroed = Zero(request.place_of("param"), 5 * size)  # of which a flag says what is written
+            zeroed = Zero(request.place_of("param"), 5 * size)  # the flag says which elements are written
             return [*copied, zeroed, Routine("rotmg", self.dtype, arguments, on_device=True)]
         arguments = (*changed, self.operand("c"), self.operand("s"))
-        # What becomes of a complex b is nowhere said.
+        # The result for a complex b is unspecified.
         behind = copied[1:] if self.dtype.is_complex else []
         return [*copied, Routine("rotg", self.dtype, arguments, on_device=True), *behind]

@@ -1,8 +1,8 @@
-"""BLAS level 2 in the terms of cuBLAS: the routines that carry out a request, and whether there are such.
+"""BLAS level 2 by cuBLAS: the routines for a request, and whether cuBLAS supports it.
 
-cuBLAS's matrices are column-major. A row-major one is the transpose, which a flag undoes, but not the conjugate that
-goes with it where a matrix is Hermitian, or its adjoint is asked for. Then the vectors are taken to be matrices of one
-row, and the routine of level 3 that does the same to the transpose carries it out.
+cuBLAS's matrices are column-major. A row-major matrix is passed as its transpose, which a flag undoes. But no flag
+undoes the conjugate that a Hermitian matrix or an adjoint needs in addition. Then the vectors are treated as matrices
+of one row, and the equivalent level 3 routine is applied to the transpose.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RIGHT = int(SideMode.RIGHT)
 
 
 def vectors_fit(request: Any) -> str:
-    """Rule: vectors and matrices that cuBLAS takes as they lie."""
+    """Rule: vectors and matrices with layouts that cuBLAS supports."""
     try:
         lower(request)
     except UnsupportedLayout as misfit:
@@ -40,19 +40,19 @@ def vectors_fit(request: Any) -> str:
 
 
 def cublas_level2(request: Any, executor: CudaExecutor, row: Row) -> Plan:
-    """The plan of a request of level 2; nothing is launched where the result has no element."""
+    """The plan of a request of level 2; nothing is launched if the result has no element."""
     return plan_of(executor, row, lower(request))
 
 
 def lower(request: Any) -> list[Task]:
-    """What cuBLAS is to do for a request, in order; UnsupportedLayout where it takes no such operands."""
+    """The cuBLAS calls for a request, in order; UnsupportedLayout if cuBLAS does not support the operands."""
     if 0 in request.layout_of("out").shape:
         return []
     return Lowering(request).tasks()
 
 
 class Vectors(BaseLowering):
-    """A request of vectors, from which they follow as cuBLAS takes them."""
+    """Derives the vector arguments of cuBLAS from a request."""
 
     def layout(self, name: str) -> Layout:
         layout: Layout = self.request.layout_of(name)
@@ -61,7 +61,7 @@ class Vectors(BaseLowering):
         return layout
 
     def vector(self, name: str) -> tuple[Operand, int]:
-        """A vector and its step; of one that goes backwards the address is that of its last element, the lowest."""
+        """A vector and its step; for a negative step the address is that of the last element, the lowest one."""
         layout = self.layout(name)
         step = layout.strides[0] if layout.size > 1 else 1
         if step == 0:
@@ -69,7 +69,7 @@ class Vectors(BaseLowering):
         return Operand(self.request.place_of(name), layout.low if step < 0 else 0), step
 
     def copy_to_out(self, name: str) -> list[Task]:
-        """A vector copied to the result, unless it is that."""
+        """A copy of a vector to the result, unless it is the result."""
         place = self.request.place_of
         count = self.request.layout_of("out").size
         arguments = (count, *self.vector(name), *self.vector("out"))
@@ -77,10 +77,10 @@ class Vectors(BaseLowering):
 
 
 class Lowering(Vectors):
-    """A request, from which the routines' arguments follow."""
+    """Derives the routines' arguments from a request."""
 
     def tasks(self) -> list[Task]:
-        """What is to be done."""
+        """The calls for the request."""
         routines: dict[str, Callable[[], list[Task]]] = {
             "gemv": self._gemv,
             "gbmv": self._gbmv,
@@ -101,14 +101,14 @@ class Lowering(Vectors):
         return operand, step
 
     def matrix(self, name: str) -> tuple[bool, tuple[Operand, int]]:
-        """Whether a matrix is row-major, and it with its leading dimension."""
+        """Whether a matrix is row-major, its operand and its leading dimension."""
         layout = self.layout(name)
         for is_row in (False, True):
             ld = leading_dimension(layout, row=is_row)
             if ld is not None or layout.size == 0:
                 return is_row, (Operand(self.request.place_of(name)), ld or 1)
-        wanted = f"{name} row-major or column-major, with adjacent elements in each line"
-        raise UnsupportedLayout(f"needs {wanted}, has {layout}: copy it")
+        expected = f"{name} row-major or column-major, with adjacent elements in each line"
+        raise UnsupportedLayout(f"needs {expected}, has {layout}: copy it")
 
     def band(self) -> tuple[Operand, int]:
         """The diagonals and their leading dimension."""
@@ -131,11 +131,11 @@ class Lowering(Vectors):
         return Routine(routine, self.dtype, arguments)
 
     def call_with_alpha(self, routine: str, *arguments: Any) -> Routine:
-        """One that is left out where alpha is 0: what was there stays to the last bit, whatever the routine does."""
+        """A call that is skipped if alpha is 0: the result then stays exactly unchanged, whatever the routine does."""
         return Routine(routine, self.dtype, arguments, skip_if=((self.number_index("alpha"), 0),))
 
     def fill(self, *, row: bool = False) -> int:
-        """The triangle as cuBLAS has it: the other one of a matrix that is row-major."""
+        """The triangle for cuBLAS: the opposite one for a row-major matrix."""
         uplo = member(self.request.uplo)
         return int(uplo.other if row else uplo)
 
@@ -145,19 +145,19 @@ class Lowering(Vectors):
         n: int = self.request.x.shape[0]
         return n
 
-    # -- what is there before -------------------------------------------------------------------------------------
+    # -- before the routine ---------------------------------------------------------------------------------------
     def copy_y(self) -> list[Task]:
-        """y copied to the result, where it is read."""
+        """A copy of y to the result, if y is read."""
         return self.copy_to_out("y") if self.request.reads_c else []
 
     def scale_y(self) -> list[Task]:
-        """beta · y alone, or 0: of a product without a term."""
+        """Only beta · y, or 0: the result of a product with no terms."""
         count, zero, out = self.request.layout_of("out").size, Constant(0, self.dtype), self.as_row("out")
         first = (self.number("beta"), *self.as_row("y")) if self.request.reads_c else (zero, *out)
         return [self.call("geam", int(N), int(N), 1, count, *first, zero, *out, *out)]
 
     def prepare_out(self) -> tuple[bool, tuple[Operand, int], list[Task]]:
-        """The result of an outer product: whether it is row-major, it, and what puts a there, or 0."""
+        """The result of an outer product: whether it is row-major, its operand, and the calls that initialize it."""
         is_row, out = self.matrix("out")
         rows, columns = self.request.layout_of("out").shape
         m, n = (columns, rows) if is_row else (rows, columns)
@@ -225,7 +225,7 @@ class Lowering(Vectors):
             if is_row and request.trans is C and self.dtype.is_complex:
                 flags = (RIGHT, self.fill(row=True), int(C), diag, 1, self.n, Constant(1, self.dtype))
                 out = self.as_row("out")
-                where = (*out, *out) if request.op == "trmv" else out  # of trmm the operand and the result
+                where = (*out, *out) if request.op == "trmv" else out  # for trmm both the operand and the result
                 return [*first, self.call(request.op.replace("v", "m"), *flags, *matrix, *where)]
             operation = self.operation(member(request.trans), turn=is_row)
             return [

@@ -1,8 +1,8 @@
-"""BLAS level 3 in the terms of cuBLAS: the routines that carry out a request, and whether there are such.
+"""BLAS level 3 by cuBLAS: the routines for a request, and whether cuBLAS supports it.
 
-cuBLAS's matrices are column-major. Where the result is row-major its transpose is computed: sides and triangles are the
-other ones, and of two operands the second comes first. c is copied to the result first by geam, and the right-hand
-sides of `trsm` by a kernel of this library, unless they are there already.
+cuBLAS's matrices are column-major. If the result is row-major its transpose is computed: sides and triangles are
+exchanged, and two operands change places. First geam copies c to the result, and a kernel of this library the
+right-hand sides of `trsm`, unless they are there already.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ __all__ = ["cublas_level3", "lower", "matrices_fit"]
 
 N, T, C = Operation.N, Operation.T, Operation.C
 MATRIX = 2  # axes
-LEAST_IN_SCRATCH = 256  # rows of a triangle, for fewer of which two copies take as long as they save
+LEAST_IN_SCRATCH = 256  # rows of a triangle; with fewer, two copies take as long as they save
 
 
 def matrices_fit(request: Any) -> str:
-    """Rule: matrices that cuBLAS takes as they lie."""
-    found = arrangement_of(request)
-    if isinstance(found, str):
-        return found
+    """Rule: matrices with layouts that cuBLAS supports."""
+    arrangement = arrangement_of(request)
+    if isinstance(arrangement, str):
+        return arrangement
     if request.op == "dgmm":
         x = request.x.layout
         if x.size > 1 and x.strides[0] < 1:
@@ -53,17 +53,17 @@ def matrices_fit(request: Any) -> str:
 
 
 def cublas_level3(request: Any, executor: CudaExecutor, row: Row) -> Plan:
-    """The plan of a request of level 3; nothing is launched where the result has no element."""
+    """The plan of a request of level 3; nothing is launched if the result has no element."""
     return plan_of(executor, row, lower(request))
 
 
 def groups_of(request: Any) -> tuple[LayoutGroup, ...]:
-    """Which operands lie as the result does, and which may lie otherwise."""
+    """The operands with the order of the result, and those that may have the opposite order."""
     added = (LayoutGroup(("c",), is_free=True),) if request.takes_c else ()
     is_complex = getattr(request, request.reads[0]).dtype.is_complex
 
     def may_transpose(trans: Operation) -> bool:
-        return trans is not C or not is_complex  # there is no operation that conjugates alone
+        return trans is not C or not is_complex  # no operation conjugates without transposing
 
     match request.op:
         case "symm":
@@ -85,85 +85,84 @@ def groups_of(request: Any) -> tuple[LayoutGroup, ...]:
 
 
 def lower(request: Any) -> list[Task]:
-    """What cuBLAS is to do for a request, in order."""
+    """The cuBLAS calls for a request, in order."""
     if 0 in request.layout_of("out").shape:
         return []
-    found = arrangement_of(request)
-    if isinstance(found, str):
-        raise AssertionError(found)  # the row's rule has refused it
-    if request.op == "trsm" and (other := cheaper_arrangement(request, found)):
-        return Lowering(request, other).in_scratch()
-    return Lowering(request, found).tasks()
+    arrangement = arrangement_of(request)
+    if isinstance(arrangement, str):
+        raise AssertionError(arrangement)  # the row's rule refuses such requests
+    if request.op == "trsm" and (cheaper := cheaper_arrangement(request, arrangement)):
+        return Lowering(request, cheaper).in_scratch()
+    return Lowering(request, arrangement).tasks()
 
 
 def arrangement_of(request: Any) -> Arrangement | str:
-    """How a request's matrices are taken; a result of `trsm` that is one line is solved from the left."""
+    """The arrangement of a request's matrices; a result of `trsm` that is one row or column is solved from the left."""
     return arrange(request, groups_of(request), rows_first=request.op != "trsm" or request.solves_rows)
 
 
 def cheaper_arrangement(request: Any, found: Arrangement) -> Arrangement | None:
-    """How `trsm` takes a copy that lies the other way, if that saves more than it takes; else None.
+    """The arrangement of `trsm` on a copy of the opposite order, if that saves more time than it costs; otherwise None.
 
-    With a matrix of 2048 rows in f32 it took 0.41 ms for one right side from the right and 0.107 ms from the left on an
-    H100, 0.53 and 0.28 ms for 256, 0.66 and 0.46 ms for 2048; of 4096 rows both took as long.
+    On an H100 with a matrix of 2048 rows in f32 it took 0.41 ms for one right-hand side from the right and 0.107 ms
+    from the left, 0.53 and 0.28 ms for 256, 0.66 and 0.46 ms for 2048; with 4096 rows both took as
+    long.
     """
-    wanted, order = request.solves_rows, request.a.shape[-1]
+    is_row_major, order = request.solves_rows, request.a.shape[-1]
     sides = request.b.size // order
-    if found.out == wanted or request.b.ndim > MATRIX or order < LEAST_IN_SCRATCH or sides > order:
+    if found.out == is_row_major or request.b.ndim > MATRIX or order < LEAST_IN_SCRATCH or sides > order:
         return None
-    for row in (found.rows["a"], wanted) if request.may_transpose_a else (wanted,):
+    for row in (found.rows["a"], is_row_major) if request.may_transpose_a else (is_row_major,):
         if leading_dimension(request.a.layout, row=row) is not None:
-            return Arrangement(wanted, {**found.rows, "a": row})
+            return Arrangement(is_row_major, {**found.rows, "a": row})
     return None
 
 
 class Lowering(BaseLowering):
-    """A request and how its matrices lie, from which the routines' arguments follow."""
+    """Derives the routines' arguments from a request and the arrangement of its matrices."""
 
     def __init__(self, request: Any, arrangement: Arrangement) -> None:
         super().__init__(request)
         self.rows = {**arrangement.rows, "out": arrangement.out}
         self.is_transposed = arrangement.out
         m, n = request.layout_of("out").shape[-2:]
-        self.m, self.n = (n, m) if self.is_transposed else (m, n)  # of the result as cuBLAS has it
+        self.m, self.n = (n, m) if self.is_transposed else (m, n)  # of the result for cuBLAS
 
     def tasks(self) -> list[Task]:
-        """What is to be done."""
+        """The calls for the request."""
         routine = getattr(self, f"_{self.request.op}", self._rank)
-        found: list[Task] = routine()
-        return found
+        tasks: list[Task] = routine()
+        return tasks
 
     # -- parts of a call ------------------------------------------------------------------------------------------
     def operand(self, name: str, offset: int = 0) -> tuple[Operand, int]:
-        """A matrix and its leading dimension, as they stand in all calls."""
+        """A matrix and its leading dimension, as all calls pass them."""
         return Operand(self.request.place_of(name), offset), self.ld(name)
 
     def ld(self, name: str) -> int:
-        """The elements from line to line of a matrix."""
-        return (
-            leading_dimension(self.request.layout_of(name), row=self.rows[name]) or 1
-        )  # of an empty one nothing is read
+        """The leading dimension of a matrix."""
+        return leading_dimension(self.request.layout_of(name), row=self.rows[name]) or 1  # an empty matrix is not read
 
     def side(self) -> int:
-        """The side of the special matrix: the other one where the transpose is computed."""
+        """The side of the special matrix: the opposite one if the transpose is computed."""
         side = member(self.request.side)
         return int(side.other if self.is_transposed else side)
 
     def fill(self, name: str) -> int:
-        """The triangle of a matrix as cuBLAS has it: the other one where that is its transpose."""
+        """The triangle of a matrix for cuBLAS: the opposite one if the matrix is passed as its transpose."""
         uplo = member(self.request.uplo)
         return int(uplo.other if self.rows[name] else uplo)
 
     def copy_to_out(self, name: str) -> Routine:
-        """The matrix of an operand copied to the result, as it is or transposed."""
-        turn = T if self.rows[name] != self.is_transposed else N
+        """A copy of an operand to the result, as it is or transposed."""
+        operation = T if self.rows[name] != self.is_transposed else N
         one, zero = Constant(1, self.dtype), Constant(0, self.dtype)
         out = self.operand("out")
-        arguments = (int(turn), int(N), self.m, self.n, one, *self.operand(name), zero, *out, *out)
+        arguments = (int(operation), int(N), self.m, self.n, one, *self.operand(name), zero, *out, *out)
         return Routine("geam", self.dtype, arguments, (self.request.place_of(name), self.request.place_of("out")))
 
     def copy_c(self) -> list[Task]:
-        """What puts c where the routine adds to it."""
+        """The calls that copy c to the result if the routine adds to it."""
         return [self.copy_to_out("c")] if self.request.takes_c else []
 
     # -- the routines ---------------------------------------------------------------------------------------------
@@ -192,22 +191,22 @@ class Lowering(BaseLowering):
         return [*zeroed, *self.copy_c(), Routine(request.op, self.dtype, arguments, skip_if=self._keeps_c(k))]
 
     def _keeps_c(self, k: int) -> tuple[tuple[int, float], ...]:
-        """The factors with which the result is c to the last bit: none where there is no c, or it is not read."""
+        """The factors with which the result is exactly c: none if there is no c, or it is not read."""
         if not self.request.reads_c:
             return ()
         beta = (self.number_index("beta"), 1)
         return ((self.number_index("alpha"), 0), beta) if k else (beta,)
 
     def _zero_out(self) -> Routine:
-        """The result set to 0, of which a triangle is not written."""
+        """A call that sets the result to 0, because one triangle of it is not written."""
         zero, out = (Constant(0, self.dtype), *self.operand("out")), self.operand("out")
         return Routine("geam", self.dtype, (int(N), int(N), self.m, self.n, *zero, *zero, *out))
 
     def _triangle(self) -> tuple[Any, ...]:
-        """What triangular routines begin with, up to alpha."""
+        """The first arguments of triangular routines, up to alpha."""
         request = self.request
-        turn = self.rows["a"] != self.is_transposed
-        flags = (self.side(), self.fill("a"), self.operation(member(request.trans), turn=turn))
+        is_turned = self.rows["a"] != self.is_transposed
+        flags = (self.side(), self.fill("a"), self.operation(member(request.trans), turn=is_turned))
         return (*flags, int(request.diag), self.m, self.n, self.number("alpha"))
 
     def _trmm(self) -> list[Task]:
@@ -227,7 +226,7 @@ class Lowering(BaseLowering):
         return [*tasks, Routine("trsmBatched", self.dtype, arguments)]
 
     def _offsets(self, name: str, batch: tuple[int, ...]) -> tuple[int, ...]:
-        """How many bytes behind the operand each matrix of the batch begins."""
+        """The offset of each matrix of the batch from the operand, in bytes."""
         layout = self.request.layout_of(name)
         lacking = len(batch) - (len(layout.shape) - 2)
         axes = zip((1,) * lacking + layout.shape[:-2], (0,) * lacking + layout.strides[:-2], strict=True)
@@ -236,7 +235,7 @@ class Lowering(BaseLowering):
         return tuple(sum(i * step for i, step in zip(place, steps, strict=True)) for place in places)
 
     def _right_hand_sides(self, offsets: dict[str, tuple[int, ...]]) -> list[Task]:
-        """What puts b where the routine overwrites it: one copy where batches lie at equal distances, else of each."""
+        """The copies of b to the memory that the routine overwrites: one, or one per matrix at unequal distances."""
         pair = [matrix_of(self.request.layout_of(name), self.request.place_of(name)) for name in ("b", "out")]
         axes = slice(0, -MATRIX)
         layouts = [self.request.layout_of(name) for name in ("b", "out")]
@@ -253,7 +252,7 @@ class Lowering(BaseLowering):
         return tasks
 
     def in_scratch(self) -> list[Task]:
-        """`trsm` in a copy of b that lies as this arrangement has it, which the result does not."""
+        """`trsm` in a copy of b with the order of this arrangement, which the result does not have."""
         b, out = (matrix_of(self.request.layout_of(name), self.request.place_of(name)) for name in ("b", "out"))
         row, col = (b.cols, 1) if self.is_transposed else (1, b.rows)
         copy = Matrix(OperandPointer(SCRATCH), self.dtype, b.rows, b.cols, row, col)

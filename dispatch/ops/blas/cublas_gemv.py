@@ -1,7 +1,7 @@
-"""Matrix-vector products over leading axes in the terms of cuBLAS, and those of half precision, which it has so alone.
+"""Matrix-vector products over leading axes by cuBLAS, and those of half precision, which exist only in this form.
 
-Operands whose matrices lie at equal distances go by the strided routine, others by their addresses. A row-major matrix
-whose adjoint is asked for goes by the batched product of matrices, as a single one does.
+Matrices at equal distances use the strided routine, others the routine with pointer arrays. For the adjoint of a
+row-major matrix the batched product of matrices is used, as for a single matrix.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Shape = tuple[int, ...]
 
 
 class Batch(NamedTuple):
-    """An operand of a batch: position, offset of the first, leading dimension or stride, strides of the batch."""
+    """A batched operand: position, offset of the first, leading dimension or stride, strides of the batch."""
 
     position: int
     offset: int  # in bytes
@@ -36,7 +36,7 @@ class Batch(NamedTuple):
     itemsize: int
 
     def distance(self, batch: Shape) -> int | None:
-        """The elements from each to the next, where that is one number and not below 0."""
+        """The constant distance between matrices in elements; None if it is not constant or is negative."""
         axes = [(extent, stride) for extent, stride in zip(batch, self.strides, strict=True) if extent > 1]
         if not axes:
             return 0
@@ -46,7 +46,7 @@ class Batch(NamedTuple):
         return axes[-1][1] if axes[-1][1] >= 0 else None
 
     def addresses(self, batch: Shape) -> Matrices:
-        """Where each is."""
+        """The address of each matrix."""
         steps = [stride * self.itemsize for stride in self.strides]
         places = product(*map(range, batch))
         offsets = (sum(i * step for i, step in zip(place, steps, strict=True)) for place in places)
@@ -54,18 +54,18 @@ class Batch(NamedTuple):
 
 
 def half_function(dtype: Dtype, out: Dtype, routine: str = "gemvStridedBatched") -> str:
-    """What the routine of half precision is called, without the cublas in front."""
+    """The name of the half precision routine, without the prefix cublas."""
     letter = "H" if dtype is F16 else "T"
     return f"{letter}S{'S' if out is F32 else letter}{routine}"
 
 
 def batched_gemv(request: Any) -> list[Task]:
-    """What cuBLAS is to do; UnsupportedLayout where it takes no such operands."""
+    """The cuBLAS calls; UnsupportedLayout if cuBLAS does not support the operands."""
     return Lowering(request).tasks()
 
 
 class Lowering(BaseLowering):
-    """A request, from which the routines' arguments follow."""
+    """Derives the routines' arguments from a request."""
 
     def __init__(self, request: Any) -> None:
         super().__init__(request)
@@ -76,13 +76,13 @@ class Lowering(BaseLowering):
             self.count *= extent
 
     def operand(self, name: str, axes: int) -> Batch:
-        """An operand of so many axes of its own, by its elements from line to line, or from one to the next."""
+        """An operand whose last `axes` axes are not batch axes, with its leading dimension or its step."""
         layout: Layout = self.request.layout_of(name)
         if text := misalignment(layout):
             raise UnsupportedLayout(f"{name}: {text}")
-        own = layout.shape[:-axes]
-        lacking = len(self.batch) - len(own)
-        steps = zip(own, layout.strides[:-axes], strict=True)
+        batch = layout.shape[:-axes]
+        lacking = len(self.batch) - len(batch)
+        steps = zip(batch, layout.strides[:-axes], strict=True)
         strides = (0,) * lacking + tuple(0 if extent == 1 else step for extent, step in steps)
         place, size = self.request.place_of(name), layout.dtype.itemsize
         if axes == 2:
@@ -100,8 +100,8 @@ class Lowering(BaseLowering):
             if ld is not None:
                 self.is_row = is_row
                 return ld
-        wanted = f"{name} row-major or column-major, with adjacent elements in each line"
-        raise UnsupportedLayout(f"needs {wanted}, has {layout}: copy it")
+        expected = f"{name} row-major or column-major, with adjacent elements in each line"
+        raise UnsupportedLayout(f"needs {expected}, has {layout}: copy it")
 
     def tasks(self) -> list[Task]:
         """The copy of y, and the call."""
@@ -139,18 +139,18 @@ class Lowering(BaseLowering):
         return [*first, Routine(routine, self.dtype, arguments)]
 
     def copy_y(self) -> list[Task]:
-        """y copied to the result: one kernel for each place along all axes of the batch but the last two."""
+        """A copy of y to the result: one kernel for each index of all batch axes except the last two."""
         y, out = self.operand("y", 1), self.operand("out", 1)
         n, size = self.out_layout.shape[-1], self.out_layout.dtype.itemsize
         *outer, last, inner = (1, 1, *self.batch)
         padded = [(0, 0, *one.strides) for one in (y, out)]
-        found: list[Task] = []
+        tasks: list[Task] = []
         for place in product(*map(range, outer)):
             matrices = []
             for one, strides in zip((y, out), padded, strict=True):
                 start = sum(i * stride for i, stride in zip(place, strides[:-2], strict=True)) * size
-                where = OperandPointer(one.position, start, strides[-2] * size)
-                matrices.append(Matrix(where, self.out_layout.dtype, n, inner, one.step, strides[-1]))
+                pointer = OperandPointer(one.position, start, strides[-2] * size)
+                matrices.append(Matrix(pointer, self.out_layout.dtype, n, inner, one.step, strides[-1]))
             source, target = matrices
-            found.append(MatrixCopy(source, target, last))
-        return found
+            tasks.append(MatrixCopy(source, target, last))
+        return tasks

@@ -1,8 +1,8 @@
-"""The requests of BLAS level 1: vectors with vectors. `cublas1.py` calls cuBLAS and does it in NumPy on the host.
+"""The requests of BLAS level 1: vectors with vectors. `cublas1.py` calls cuBLAS, `reference1.py` is NumPy.
 
-Follows https://docs.nvidia.com/cuda/cublas/#cublas-level-1-function-reference. Sums, norms and places are results of no
-axes, which stay on the device: nothing waits for them. Vectors of f16 and bf16, where an op takes them, are computed
-with in f32, and rounded once at the end.
+Follows https://docs.nvidia.com/cuda/cublas/#cublas-level-1-function-reference. Sums, norms and indices are results with
+0 axes, which stay on the device: nothing waits for them. Vectors of f16 and bf16, if an op supports them, are computed
+in f32 and rounded once at the end.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ class ScalRequest(ScaledRequest):
 class CopyRequest(BlasRequest):
     """x, copied.
 
-    Attributes:
+    x: a vector.
         x: a vector.
-        out: the copy, of its length; left open it is dense.
+        out: the copy, of its length; by default it is dense.
     """
 
     op: ClassVar[str] = "copy"
@@ -96,12 +96,12 @@ class CopyRequest(BlasRequest):
 
 @dataclass(frozen=True, eq=False)
 class PairRequest(BlasRequest):
-    """Two vectors, from which two others come.
+    """Two vectors computed from two others.
 
     Attributes:
         x, y: vectors of one length.
-        out_x: what comes in x's place, which may be x itself.
-        out_y: what comes in y's place, which may be y itself.
+        out_x: the result for x, which may be x itself.
+        out_y: the result for y, which may be y itself.
     """
 
     reads: ClassVar[tuple[str, ...]] = ("x", "y")
@@ -118,8 +118,8 @@ class PairRequest(BlasRequest):
         return {"x": (n,), "y": (n,)}
 
     def outputs(self) -> dict[str, Output]:
-        made = dense(self.x.shape, self.x.dtype)
-        return {"out_x": made, "out_y": made}
+        result = dense(self.x.shape, self.x.dtype)
+        return {"out_x": result, "out_y": result}
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,11 +132,11 @@ class SwapRequest(PairRequest):
 # -- numbers that stay on the device ---------------------------------------------------------------------------------
 @dataclass(frozen=True, eq=False)
 class ScalarRequest(BlasRequest):
-    """A number of a vector.
+    """A number computed from a vector.
 
     Attributes:
         x: a vector.
-        out: the number, without axes, on the device of x.
+        out: the number, with 0 axes, on the device of x.
     """
 
     reads: ClassVar[tuple[str, ...]] = ("x",)
@@ -152,29 +152,29 @@ class ScalarRequest(BlasRequest):
 
     @property
     def result_dtype(self) -> Dtype:
-        """That of the number: real for the sizes of complex vectors."""
+        """The dtype of the number: real for the magnitudes of complex vectors."""
         return REAL.get(self.x.dtype, self.x.dtype)
 
 
 @dataclass(frozen=True, eq=False)
 class AsumRequest(ScalarRequest):
-    """Σ |x_i|, of complex elements Σ |Re x_i| + |Im x_i|."""
+    """Σ |x_i|; for complex elements Σ |Re x_i| + |Im x_i|."""
 
     op: ClassVar[str] = "asum"
 
 
 @dataclass(frozen=True, eq=False)
 class Nrm2Request(ScalarRequest):
-    """√ Σ |x_i|², without overflow in between."""
+    """√ Σ |x_i|², without intermediate overflow."""
 
     op: ClassVar[str] = "nrm2"
 
 
 @dataclass(frozen=True, eq=False)
 class IamaxRequest(ScalarRequest):
-    """Where |x_i| is largest, first, counted from 1 as in Fortran; 0 for no element. Complex: |Re x_i| + |Im x_i|.
+    """The first index with the largest |x_i|, counted from 1 as in Fortran; 0 if empty. Complex: |Re x_i| + |Im x_i|.
 
-    It is cuBLAS's own number: `dp.iamax(x).item() - 1` is the place as Python counts.
+    This is cuBLAS's number: `dp.iamax(x).item() - 1` is the Python index.
     """
 
     op: ClassVar[str] = "iamax"
@@ -186,9 +186,9 @@ class IamaxRequest(ScalarRequest):
 
 @dataclass(frozen=True, eq=False)
 class IaminRequest(IamaxRequest):
-    """Where |x_i| is smallest, first, counted from 1 as in Fortran; 0 for no element. Complex: |Re x_i| + |Im x_i|.
+    """The first index with the smallest |x_i|, counted from 1 as in Fortran; 0 if empty. Complex: |Re x_i| + |Im x_i|.
 
-    It is cuBLAS's own number: `dp.iamin(x).item() - 1` is the place as Python counts.
+    This is cuBLAS's number: `dp.iamin(x).item() - 1` is the Python index.
     """
 
     op: ClassVar[str] = "iamin"
@@ -196,7 +196,7 @@ class IaminRequest(IamaxRequest):
 
 @dataclass(frozen=True, eq=False)
 class DotRequest(ScalarRequest):
-    """Σ x_i · y_i; real vectors alone.
+    """Σ x_i · y_i; only real vectors.
 
     Attributes:
         y: of x's length.
@@ -217,13 +217,13 @@ class DotRequest(ScalarRequest):
 
 @dataclass(frozen=True, eq=False)
 class DotuRequest(DotRequest):
-    """Σ x_i · y_i; complex vectors alone."""
+    """Σ x_i · y_i; only complex vectors."""
 
     op: ClassVar[str] = "dotu"
 
 
 @dataclass(frozen=True, eq=False)
 class DotcRequest(DotRequest):
-    """Σ conj(x_i) · y_i; complex vectors alone."""
+    """Σ conj(x_i) · y_i; only complex vectors."""
 
     op: ClassVar[str] = "dotc"

@@ -1,8 +1,8 @@
 """BLAS level 1 by kernels of this library, for large dense vectors: `nrm2` and `axpy`.
 
-NVRTC compiles them for the GPU at hand. Threads read 16 bytes at once where all vectors begin at such addresses, and
-several times before they compute. A norm is one launch: each block leaves its sum in memory of the plan, and the block
-that is done last adds them, always in one order.
+NVRTC compiles them for the current GPU. Threads read 16 bytes at once if all vectors begin at multiples of 16 bytes,
+and several times before they compute. A norm is one launch: each block writes its sum to the plan's memory, and the
+last block to finish adds the sums, always in the same order.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ __all__ = [
     "own_level1",
 ]
 
-LEAST = 1 << 16  # elements; of fewer the launch is most of the time, whoever's it is
+LEAST = 1 << 16  # elements; with fewer, any implementation spends most of the time on the launch
 THREADS = 256
-BLOCKS = 4  # of each multiprocessor, at work at once: each thread has 64 registers at most
+BLOCKS = 4  # concurrent blocks per multiprocessor: each thread has at most 64 registers
 UNROLLED = {"nrm2": 4, "axpy": 2}  # vectors of each operand that a thread reads before it computes
 MULTIPROCESSORS = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 REAL = {C64: F32, C128: F64}
-PARTS = 3  # sums of a norm in f64: of large, of middling and of small numbers
-COUNTER = 16  # bytes in front of the sums
+PARTS = 3  # sums of a norm in f64: of large, medium and small numbers
+COUNTER = 16  # bytes before the sums
 
 COMMON = (
     NUMBERS
@@ -87,9 +87,9 @@ axpy(const Number* x, const Number* y, Number* out, T alpha, Index n)
 }
 """
 )
-# In double precision no square of an f32 overflows or vanishes, nor in single precision one of an f16. Of an f64 the
-# large and the small numbers are scaled by powers of two and summed apart, after J. L. Blue and E. Anderson
-# (https://doi.org/10.1145/3061665): the sum of the middling ones neither overflows nor loses what it says.
+# Squares of f32 neither overflow nor underflow in double precision, nor do squares of f16 in single precision. For f64
+# the large and the small numbers are scaled by powers of two and summed separately, after J. L. Blue and E. Anderson
+# (https://doi.org/10.1145/3061665): the sum of the medium ones neither overflows nor loses precision.
 NRM2 = (
     COMMON
     + r"""
@@ -183,7 +183,7 @@ SOURCES = {"axpy": AXPY, "nrm2": NRM2}
 
 
 def large_and_dense(request: Any) -> str:
-    """Rule: dense vectors of many elements."""
+    """Rule: dense vectors with many elements."""
     for name in (*request.reads, *request.writes):
         layout = request.layout_of(name)
         if text := misalignment(layout):
@@ -196,7 +196,7 @@ def large_and_dense(request: Any) -> str:
 
 
 class Choice(NamedTuple):
-    """A kernel: its op, the dtype of the real numbers that it reads, and how many of them at once."""
+    """A kernel: its op, the dtype of the real numbers that it reads, and how many of them it reads at once."""
 
     op: str
     real: Dtype
@@ -208,17 +208,17 @@ class Choice(NamedTuple):
 
     @property
     def sums(self) -> Dtype:
-        """What is computed in."""
+        """The compute dtype."""
         return F64 if self.real is F64 or (self.op == "nrm2" and self.real is not F16) else F32
 
     @property
     def parts(self) -> int:
-        """How many sums a norm has."""
+        """The number of partial sums of a norm."""
         return PARTS if self.real is F64 else 1
 
     @property
     def options(self) -> tuple[str, ...]:
-        """NVRTC's, but for the architecture."""
+        """NVRTC's options, except the architecture."""
         chosen = {
             "NUMBER": NAMES[self.real],
             "SUM": NAMES[self.sums],
@@ -231,7 +231,7 @@ class Choice(NamedTuple):
         return ("-std=c++17", *(f"-D{name}={value}" for name, value in chosen.items()))
 
     def blocks(self, numbers: int, most: int | None) -> int:
-        """Those of a launch: no more than have something to do, nor than `most`."""
+        """The number of blocks of a launch: no more than there are tiles, and no more than `most`."""
         tile = THREADS * UNROLLED[self.op] * self.vector
         tiles = max(-(-numbers // tile), 1)
         return tiles if most is None else min(tiles, most)
@@ -247,20 +247,20 @@ def choice_of(request: Any) -> Choice:
 
 
 def numbers_of(request: Any) -> int:
-    """The real numbers of each vector."""
+    """The number of real numbers in each vector."""
     count: int = request.x.size * (2 if request.x.dtype.is_complex else 1)
     return count
 
 
 def most_blocks(request: Any, device: CudaDevice) -> int | None:
-    """How many blocks go from tile to tile, as many as are at work at once; None where each takes one tile.
+    """The number of blocks that loop over tiles, as many as can run concurrently; None if each block has one tile.
 
-    An `axpy` has blocks of one tile where the L2 cache does not hold all its operands. On an H100, whose cache has
-    50 MB, one of 4.2M f32 in place, 33.5 MB, took 7.9 µs by blocks that go on and 11.0 by those of one tile (torch
-    11.1, cuBLAS 13.4); one of 16.8M, 134 MB, 72.3 and 69.4 (torch 69.5, cuBLAS 77.2).
+    An `axpy` uses one tile per block if the L2 cache cannot hold all its operands. On an H100, whose cache has 50 MB,
+    one of 4.2M f32 in place, 33.5 MB, took 7.9 µs with blocks that loop and 11.0 with one tile per block (torch 11.1,
+    cuBLAS 13.4); one of 16.8M, 134 MB, took 72.3 and 69.4 (torch 69.5, cuBLAS 77.2).
     """
     if request.op == "axpy":
-        operands = 3 if request.out is None else 2  # an `out` that is given is y, as a rule
+        operands = 3 if request.out is None else 2  # an `out` of the caller usually is y
         if operands * request.x.size * request.x.dtype.itemsize > device.l2_bytes:
             return None
     return BLOCKS * device.attribute(MULTIPROCESSORS)
@@ -271,13 +271,13 @@ def own_level1(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     choice, numbers = choice_of(request), numbers_of(request)
     blocks = choice.blocks(numbers, most_blocks(request, executor.device))
     slots: list[Any] = [ctypes.c_void_p() for _ in (*request.reads, *request.writes)]
-    given: list[Any] = [ctypes.c_uint64(numbers)]
+    arguments: list[Any] = [ctypes.c_uint64(numbers)]
     scratch = None
     if choice.op == "axpy":
         slots.append(number_of(choice.sums))
     else:
         scratch = cleared(executor, COUNTER, blocks * choice.parts * choice.sums.itemsize)
-        given += [ctypes.c_void_p(scratch.ptr), ctypes.c_void_p(scratch.ptr + COUNTER)]
+        arguments += [ctypes.c_void_p(scratch.ptr), ctypes.c_void_p(scratch.ptr + COUNTER)]
     filled = [(slot, place) for place, slot in enumerate(slots)]
     kernel = choice.source, choice.op, choice.options
-    return LaunchPlan(executor, row, kernel, (blocks, THREADS), filled, given, scratch)
+    return LaunchPlan(executor, row, kernel, (blocks, THREADS), filled, arguments, scratch)

@@ -1,8 +1,8 @@
 """The requests of BLAS level 2 that multiply or solve: `cublas2.py` calls cuBLAS, `reference2.py` is NumPy.
 
-Follows https://docs.nvidia.com/cuda/cublas/#cublas-level-2-function-reference. Vectors may step by any number of
-elements but 0, backwards too. Bands are stored as in `scipy.linalg.solve_banded`, ab[ku + i - j, j] = a[i, j], and
-packed triangles column by column, as LAPACK has them.
+Follows https://docs.nvidia.com/cuda/cublas/#cublas-level-2-function-reference. Vectors may have any step except 0,
+including negative steps. Bands are stored as in `scipy.linalg.solve_banded`, ab[ku + i - j, j] = a[i, j], and packed
+triangles column by column, as in LAPACK.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ += ["order_of_packed"]
 
 
 def order_of_packed(name: str, tensor: Tensor) -> int:
-    """The rows of a matrix of whose packed triangle there are so many elements."""
+    """The number of rows of a matrix whose packed triangle has this many elements."""
     count = length(name, tensor)
     n = (isqrt(8 * count + 1) - 1) // 2
     if n * (n + 1) // 2 != count:
@@ -43,12 +43,12 @@ def order_of_packed(name: str, tensor: Tensor) -> int:
 # -- a matrix times a vector -----------------------------------------------------------------------------------------
 @dataclass(frozen=True, eq=False)
 class ProductRequest(ScaledRequest):
-    """A matrix times a vector, which may be added to another.
+    """A matrix times a vector, optionally added to another vector.
 
     Attributes:
         x: the vector, as long as op(A) has columns.
-        y: added as beta · y, of out's length; it may be `out` itself, and is not read where beta is 0.
-        beta: a number; left open it is 1 where there is a y. Without one it is 0.
+        y: added as beta · y, of out's length; it may be `out` itself, and is not read if beta is 0.
+        beta: a number; by default 1 if there is a y. Without y it is 0.
         out: the result, as long as op(A) has rows.
     """
 
@@ -71,14 +71,14 @@ class GemvRequest(ProductRequest):
     """y = alpha · op(A) · x + beta · y, over leading axes for each matrix and vector.
 
     Attributes:
-        a: (…, m, n); its leading axes and those of x broadcast, a single matrix for many vectors as a[None].
+        a: (…, m, n); its leading axes and those of x broadcast; pass a single matrix for many vectors as a[None].
         x: (…, n), or (…, m) for a `trans` other than "n".
-        y: added as beta · y, of out's shape; it may be `out` itself, and is not read where beta is 0.
+        y: added as beta · y, of out's shape; it may be `out` itself, and is not read if beta is 0.
         out: (…, m), or (…, n) for a `trans` other than "n".
         trans: op: "n" for A, "t" for Aᵀ, "c" for Aᴴ.
 
-    Of f16 and bf16, y and out may be f32: the result is what out is, else what y is, else what a is. All is computed
-    in f32.
+    For f16 and bf16, y and out may be f32: the result has the dtype of out, otherwise of y, otherwise of a. Everything
+    is computed in f32.
     """
 
     op: ClassVar[str] = "gemv"
@@ -96,20 +96,20 @@ class GemvRequest(ProductRequest):
             length("x", self.x)
         m, n = self.a.shape[-2:]
         long, short = (m, n) if self.trans is Operation.N else (n, m)
-        own, theirs = self.a.shape[:-2], self.x.shape[:-1]
+        a_batch, x_batch = self.a.shape[:-2], self.x.shape[:-1]
         try:
-            batch = tuple(broadcast_shapes(own, theirs))
-        except (ValueError, RuntimeError):  # the latter beyond 32 axes
-            wanted = f"leading axes that broadcast to those of a, {list(own)}"
-            raise BadRequest("x", str(self.x.layout), wanted) from None
-        if not own and theirs:
+            batch = tuple(broadcast_shapes(a_batch, x_batch))
+        except (ValueError, RuntimeError):  # RuntimeError beyond 32 axes
+            expected = f"leading axes that broadcast to those of a, {list(a_batch)}"
+            raise BadRequest("x", str(self.x.layout), expected) from None
+        if not a_batch and x_batch:
             raise BadRequest("x", str(self.x.layout), f"{self.x.dtype}[{short}]", "a[None] has a leading axis")
-        return {"a": self.a.shape, "x": (*theirs, short), "y": (*batch, long), "out": (*batch, long)}
+        return {"a": self.a.shape, "x": (*x_batch, short), "y": (*batch, long), "out": (*batch, long)}
 
     def dtype_of(self, name: str) -> Dtype:
         if name in ("y", "out") and self.a.dtype in HALF:
-            given = self.out if self.out is not None else self.y
-            return F32 if given is not None and given.dtype is F32 else self.a.dtype
+            like = self.out if self.out is not None else self.y
+            return F32 if like is not None and like.dtype is F32 else self.a.dtype
         return self.a.dtype
 
     def outputs(self) -> dict[str, Output]:
@@ -182,9 +182,9 @@ class SymvRequest(SymmetricProductRequest):
 
 @dataclass(frozen=True, eq=False)
 class HemvRequest(SymvRequest):
-    """y = alpha · A · x + beta · y, where A is Hermitian; complex matrices alone.
+    """y = alpha · A · x + beta · y, where A is Hermitian; only complex matrices.
 
-    The imaginary parts of A's diagonal are taken to be 0.
+    The imaginary parts of A's diagonal are treated as 0.
     """
 
     op: ClassVar[str] = "hemv"
@@ -211,9 +211,9 @@ class SbmvRequest(SymmetricProductRequest):
 
 @dataclass(frozen=True, eq=False)
 class HbmvRequest(SbmvRequest):
-    """y = alpha · A · x + beta · y, where A is Hermitian with k diagonals on either side; complex matrices alone.
+    """y = alpha · A · x + beta · y, where A is Hermitian with k diagonals on either side; only complex matrices.
 
-    The imaginary parts of A's diagonal are taken to be 0.
+    The imaginary parts of A's diagonal are treated as 0.
     """
 
     op: ClassVar[str] = "hbmv"
@@ -224,7 +224,7 @@ class SpmvRequest(SymmetricProductRequest):
     """y = alpha · A · x + beta · y, where A is symmetric and its triangle packed.
 
     Attributes:
-        ap: (n · (n + 1) / 2,), dense: the columns of the triangle, one behind the other.
+        ap: (n · (n + 1) / 2,), dense: the columns of the triangle, contiguous.
     """
 
     op: ClassVar[str] = "spmv"
@@ -239,9 +239,9 @@ class SpmvRequest(SymmetricProductRequest):
 
 @dataclass(frozen=True, eq=False)
 class HpmvRequest(SpmvRequest):
-    """y = alpha · A · x + beta · y, where A is Hermitian and its triangle packed; complex matrices alone.
+    """y = alpha · A · x + beta · y, where A is Hermitian and its triangle packed; only complex matrices.
 
-    The imaginary parts of A's diagonal are taken to be 0.
+    The imaginary parts of A's diagonal are treated as 0.
     """
 
     op: ClassVar[str] = "hpmv"
@@ -256,7 +256,7 @@ class TriangleRequest(BlasRequest):
         x: the vector; it may be `out` itself.
         uplo: which triangle of A is read, or stored: "lower" or "upper".
         trans: op: "n" for A, "t" for Aᵀ, "c" for Aᴴ.
-        diag: "unit" takes the diagonal of A to be ones, and does not read it.
+        diag: "unit" treats the diagonal of A as ones, and does not read it.
         out: the result, of x's length.
     """
 
@@ -294,7 +294,7 @@ class TrmvRequest(TriangleRequest):
 class TrsvRequest(TrmvRequest):
     """The vector b for which op(A) · b = x, where A is triangular.
 
-    Nothing is said of a singular A: an element of its diagonal that is 0 makes infinities and NaN.
+    A singular A is not detected: a 0 on its diagonal gives infinities and NaN.
     """
 
     op: ClassVar[str] = "trsv"
@@ -302,7 +302,7 @@ class TrsvRequest(TrmvRequest):
 
 @dataclass(frozen=True, eq=False)
 class TbmvRequest(TriangleRequest):
-    """op(A) · x, where A is triangular with k diagonals beside the main one.
+    """op(A) · x, where A is triangular with k diagonals next to the main one.
 
     Attributes:
         ab: (k + 1, n), column-major: the main diagonal and those below, ab[i - j, j] = a[i, j]; for uplo "upper" those
@@ -321,9 +321,9 @@ class TbmvRequest(TriangleRequest):
 
 @dataclass(frozen=True, eq=False)
 class TbsvRequest(TbmvRequest):
-    """The vector b for which op(A) · b = x, where A is triangular with k diagonals beside the main one.
+    """The vector b for which op(A) · b = x, where A is triangular with k diagonals next to the main one.
 
-    Nothing is said of a singular A: an element of its diagonal that is 0 makes infinities and NaN.
+    A singular A is not detected: a 0 on its diagonal gives infinities and NaN.
     """
 
     op: ClassVar[str] = "tbsv"
@@ -334,7 +334,7 @@ class TpmvRequest(TriangleRequest):
     """op(A) · x, where A is triangular and packed.
 
     Attributes:
-        ap: (n · (n + 1) / 2,), dense: the columns of the triangle, one behind the other.
+        ap: (n · (n + 1) / 2,), dense: the columns of the triangle, contiguous.
     """
 
     op: ClassVar[str] = "tpmv"
@@ -351,7 +351,7 @@ class TpmvRequest(TriangleRequest):
 class TpsvRequest(TpmvRequest):
     """The vector b for which op(A) · b = x, where A is triangular and packed.
 
-    Nothing is said of a singular A: an element of its diagonal that is 0 makes infinities and NaN.
+    A singular A is not detected: a 0 on its diagonal gives infinities and NaN.
     """
 
     op: ClassVar[str] = "tpsv"

@@ -1,6 +1,7 @@
-"""The requests of BLAS level 2 that add outer products of vectors: `ger`, `syr` and their kind.
+"""The requests of BLAS level 2 that add outer products of vectors: `ger`, `syr` and similar ones.
 
-Follows https://docs.nvidia.com/cuda/cublas/#cublas-level-2-function-reference; called as those of level2.py are.
+Follows https://docs.nvidia.com/cuda/cublas/#cublas-level-2-function-reference; the implementations are those of
+level2.py.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ __all__ += ["Spr2Request", "SprRequest", "Syr2Request", "SyrRequest"]
 
 @dataclass(frozen=True, eq=False)
 class OuterRequest(ScaledRequest):
-    """An outer product, which may be added to a matrix.
+    """An outer product, optionally added to a matrix.
 
     Attributes:
         x: (m,).
         y: (n,).
-        a: (m, n), what it is added to; None for 0. It may be `out` itself.
-        out: (m, n); left open it lies in memory as a does.
+        a: (m, n), the matrix it is added to; None for 0. It may be `out` itself.
+        out: (m, n); by default it has the memory layout of a.
     """
 
     added: ClassVar[str] = "a"
@@ -50,35 +51,35 @@ class OuterRequest(ScaledRequest):
 
 @dataclass(frozen=True, eq=False)
 class GerRequest(OuterRequest):
-    """A = alpha · x · yᵀ + A; real vectors alone."""
+    """A = alpha · x · yᵀ + A; only real vectors."""
 
     op: ClassVar[str] = "ger"
 
 
 @dataclass(frozen=True, eq=False)
 class GeruRequest(OuterRequest):
-    """A = alpha · x · yᵀ + A; complex vectors alone."""
+    """A = alpha · x · yᵀ + A; only complex vectors."""
 
     op: ClassVar[str] = "geru"
 
 
 @dataclass(frozen=True, eq=False)
 class GercRequest(OuterRequest):
-    """A = alpha · x · yᴴ + A; complex vectors alone."""
+    """A = alpha · x · yᴴ + A; only complex vectors."""
 
     op: ClassVar[str] = "gerc"
 
 
 @dataclass(frozen=True, eq=False)
 class SymmetricOuterRequest(ScaledRequest):
-    """A symmetric or Hermitian sum of outer products, of which one triangle is computed.
+    """A symmetric or Hermitian sum of outer products; only one triangle is computed.
 
     Attributes:
         x: (n,).
-        a: (n, n), what it is added to; None for 0. It may be `out` itself.
-        uplo: which triangle is computed, and of a added: "lower" or "upper". The other triangle of the result is a's as
-            it is, and 0 where there is no a.
-        out: (n, n); left open it lies in memory as a does.
+        a: (n, n), the matrix it is added to; None for 0. It may be `out` itself.
+        uplo: the triangle that is computed, and that is read from a: "lower" or "upper". The other triangle of the
+            result is a's, unchanged, or 0 if there is no a.
+        out: (n, n); by default it has the memory layout of a.
     """
 
     added: ClassVar[str] = "a"
@@ -109,10 +110,10 @@ class SyrRequest(SymmetricOuterRequest):
 
 @dataclass(frozen=True, eq=False)
 class HerRequest(SymmetricOuterRequest):
-    """A = alpha · x · xᴴ + A: a triangle of it; complex vectors alone, with a real alpha.
+    """A = alpha · x · xᴴ + A: a triangle of it; only complex vectors, with a real alpha.
 
-    The imaginary parts of a's diagonal are taken to be 0, and those of the result are. With an alpha of 0 nothing is
-    added, and the result is a as it is, imaginary parts and all, as in LAPACK's BLAS.
+    The imaginary parts of a's diagonal are treated as 0, and those of the result are 0. If alpha is 0 nothing is added,
+    and the result is a unchanged, including imaginary parts, as in LAPACK's BLAS.
     """
 
     op: ClassVar[str] = "her"
@@ -134,13 +135,13 @@ class Syr2Request(SymmetricOuterRequest):
 
 @dataclass(frozen=True, eq=False)
 class Her2Request(SymmetricOuterRequest):
-    """A = alpha · x · yᴴ + conj(alpha) · y · xᴴ + A: a triangle of it; complex vectors alone.
+    """A = alpha · x · yᴴ + conj(alpha) · y · xᴴ + A: a triangle of it; only complex vectors.
 
     Attributes:
         y: (n,).
 
-    The imaginary parts of a's diagonal are taken to be 0, and those of the result are. With an alpha of 0 nothing is
-    added, and the result is a as it is, imaginary parts and all, as in LAPACK's BLAS.
+    The imaginary parts of a's diagonal are treated as 0, and those of the result are 0. If alpha is 0 nothing is added,
+    and the result is a unchanged, including imaginary parts, as in LAPACK's BLAS.
     """
 
     op: ClassVar[str] = "her2"
@@ -150,13 +151,13 @@ class Her2Request(SymmetricOuterRequest):
 
 @dataclass(frozen=True, eq=False)
 class PackedOuterRequest(ScaledRequest):
-    """A symmetric or Hermitian sum of outer products, of which one triangle is computed and packed.
+    """A symmetric or Hermitian sum of outer products; one triangle is computed, in packed storage.
 
     Attributes:
         x: (n,).
-        ap: (n · (n + 1) / 2,), dense, what it is added to; None for 0. It may be `out` itself.
-        uplo: which triangle it is: "lower" or "upper".
-        out: (n · (n + 1) / 2,), dense: the columns of the triangle, one behind the other.
+        ap: (n · (n + 1) / 2,), dense, the matrix it is added to; None for 0. It may be `out` itself.
+        uplo: the triangle: "lower" or "upper".
+        out: (n · (n + 1) / 2,), dense: the columns of the triangle, contiguous.
     """
 
     added: ClassVar[str] = "ap"
@@ -180,17 +181,17 @@ class PackedOuterRequest(ScaledRequest):
 
 @dataclass(frozen=True, eq=False)
 class SprRequest(PackedOuterRequest):
-    """A = alpha · x · xᵀ + A, packed; real vectors alone."""
+    """A = alpha · x · xᵀ + A, packed; only real vectors."""
 
     op: ClassVar[str] = "spr"
 
 
 @dataclass(frozen=True, eq=False)
 class HprRequest(PackedOuterRequest):
-    """A = alpha · x · xᴴ + A, packed; complex vectors alone, with a real alpha.
+    """A = alpha · x · xᴴ + A, packed; only complex vectors, with a real alpha.
 
-    The imaginary parts of ap's diagonal are taken to be 0, and those of the result are. With an alpha of 0 nothing is
-    added, and the result is ap as it is, imaginary parts and all, as in LAPACK's BLAS.
+    The imaginary parts of ap's diagonal are treated as 0, and those of the result are 0. If alpha is 0 nothing is
+    added, and the result is ap unchanged, including imaginary parts, as in LAPACK's BLAS.
     """
 
     op: ClassVar[str] = "hpr"
@@ -199,7 +200,7 @@ class HprRequest(PackedOuterRequest):
 
 @dataclass(frozen=True, eq=False)
 class Spr2Request(PackedOuterRequest):
-    """A = alpha · (x · yᵀ + y · xᵀ) + A, packed; real vectors alone.
+    """A = alpha · (x · yᵀ + y · xᵀ) + A, packed; only real vectors.
 
     Attributes:
         y: (n,).
@@ -212,13 +213,13 @@ class Spr2Request(PackedOuterRequest):
 
 @dataclass(frozen=True, eq=False)
 class Hpr2Request(PackedOuterRequest):
-    """A = alpha · x · yᴴ + conj(alpha) · y · xᴴ + A, packed; complex vectors alone.
+    """A = alpha · x · yᴴ + conj(alpha) · y · xᴴ + A, packed; only complex vectors.
 
     Attributes:
         y: (n,).
 
-    The imaginary parts of ap's diagonal are taken to be 0, and those of the result are. With an alpha of 0 nothing is
-    added, and the result is ap as it is, imaginary parts and all, as in LAPACK's BLAS.
+    The imaginary parts of ap's diagonal are treated as 0, and those of the result are 0. If alpha is 0 nothing is
+    added, and the result is ap unchanged, including imaginary parts, as in LAPACK's BLAS.
     """
 
     op: ClassVar[str] = "hpr2"

@@ -1,7 +1,7 @@
 """The requests of BLAS level 3: matrices with matrices. `cublas3.py` calls cuBLAS, `reference3.py` is NumPy.
 
-Follows https://docs.nvidia.com/cuda/cublas/#cublas-level-3-function-reference, row-major or column-major as the tensors
-lie. cuBLAS has no batched form of these but for `trsm`, which takes leading axes.
+Follows https://docs.nvidia.com/cuda/cublas/#cublas-level-3-function-reference, for row-major or column-major tensors.
+Except for `trsm`, which supports leading axes, cuBLAS has no batched form of these routines.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class AddingRequest(ScaledRequest):
-    """A product that may be added to a matrix.
+    """A product, optionally added to a matrix.
 
     Attributes:
-        c: added as beta · c, of out's shape; it may be `out` itself, and is not read where beta is 0.
-        beta: a number; left open it is 1 where there is a c. Without one it is 0.
+        c: added as beta · c, of out's shape; it may be `out` itself, and is not read if beta is 0.
+        beta: a number; by default 1 if there is a c. Without c it is 0.
     """
 
     numbers: ClassVar[tuple[str, ...]] = ("alpha", "beta")
@@ -62,9 +62,9 @@ class SymmRequest(AddingRequest):
     Attributes:
         a: (m, m) for side "left", (n, n) for "right"; only its triangle `uplo` is read.
         b: (m, n).
-        side: on which side of B A stands.
+        side: the side of A relative to B.
         uplo: which triangle of A is read: "lower" or "upper".
-        out: C, (m, n), laid out in memory as b is.
+        out: C, (m, n), with the memory layout of b.
     """
 
     op: ClassVar[str] = "symm"
@@ -87,9 +87,9 @@ class SymmRequest(AddingRequest):
 
 @dataclass(frozen=True, eq=False)
 class HemmRequest(SymmRequest):
-    """C = alpha · A · B + beta · C, or alpha · B · A + beta · C, where A is Hermitian; complex matrices alone.
+    """C = alpha · A · B + beta · C, or alpha · B · A + beta · C, where A is Hermitian; only complex matrices.
 
-    The imaginary parts of A's diagonal are taken to be 0.
+    The imaginary parts of A's diagonal are treated as 0.
     """
 
     op: ClassVar[str] = "hemm"
@@ -97,14 +97,14 @@ class HemmRequest(SymmRequest):
 
 @dataclass(frozen=True, eq=False)
 class RankRequest(AddingRequest):
-    """A sum of outer products, of which one triangle is computed.
+    """A sum of outer products; only one triangle is computed.
 
     Attributes:
         a: (n, k), or (k, n) for a `trans` other than "n".
-        uplo: which triangle is computed, and of c added: "lower" or "upper". The other triangle of the result is c's as
-            it is, and 0 where there is no c.
-        trans: "n" for products of a with what it is transposed, "t" or "c" for those of that with a.
-        out: (n, n), laid out in memory as a is.
+        uplo: the triangle that is computed, and that is read from c: "lower" or "upper". The other triangle of the
+            result is c's, unchanged, or 0 if there is no c.
+        trans: "n" for a times its transpose or adjoint, "t" or "c" for its transpose or adjoint times a.
+        out: (n, n), with the memory layout of a.
     """
 
     reads: ClassVar[tuple[str, ...]] = ("a", "c")
@@ -117,18 +117,18 @@ class RankRequest(AddingRequest):
     def extents(self) -> dict[str, Shape]:
         n, k = dims("a", self.a)
         n = n if self.trans is Operation.N else k
-        found = {"a": self.a.shape, "c": (n, n), "out": (n, n)}
-        return found | ({"b": self.a.shape} if "b" in self.reads else {})
+        shapes = {"a": self.a.shape, "c": (n, n), "out": (n, n)}
+        return shapes | ({"b": self.a.shape} if "b" in self.reads else {})
 
     def outputs(self) -> dict[str, Output]:
         return {"out": like(self.a.layout, self.extents()["out"])}
 
     def check_fields(self) -> None:
         super().check_fields()
-        is_complex, turned = self.a.dtype.is_complex, "C" if self.is_hermitian else "T"
-        if is_complex and self.trans not in (Operation.N, Operation[turned]):
-            said = "the adjoint" if self.is_hermitian else "the transpose"
-            raise BadRequest("trans", member(self.trans).name, f"N or {turned}: {self.op} multiplies by {said}")
+        is_complex, letter = self.a.dtype.is_complex, "C" if self.is_hermitian else "T"
+        if is_complex and self.trans not in (Operation.N, Operation[letter]):
+            operation = "the adjoint" if self.is_hermitian else "the transpose"
+            raise BadRequest("trans", member(self.trans).name, f"N or {letter}: {self.op} multiplies by {operation}")
 
     @property
     def takes_c(self) -> bool:
@@ -148,10 +148,11 @@ class SyrkRequest(RankRequest):
 
 @dataclass(frozen=True, eq=False)
 class HerkRequest(RankRequest):
-    """C = alpha · A · Aᴴ + beta · C, or with trans "c" alpha · Aᴴ · A + beta · C: a triangle; complex matrices alone.
+    """C = alpha · A · Aᴴ + beta · C, or with trans "c" alpha · Aᴴ · A + beta · C: a triangle; only complex matrices.
 
-    Alpha and beta are real; the imaginary parts of c's diagonal are taken to be 0, and those of the result are. With an
-    alpha of 0, or no columns, and a beta of 1 the result is c as it is, imaginary parts and all, as in LAPACK's BLAS.
+    Alpha and beta are real; the imaginary parts of c's diagonal are treated as 0, and those of the result are 0. If
+    alpha is 0, or there are no columns, and beta is 1, the result is c unchanged, including imaginary parts, as in
+    LAPACK's BLAS.
     """
 
     op: ClassVar[str] = "herk"
@@ -163,7 +164,7 @@ class RankTwoRequest(RankRequest):
     """Outer products of two matrices.
 
     Attributes:
-        b: of a's shape, laid out in memory as a is.
+        b: of a's shape, with the memory layout of a.
     """
 
     reads: ClassVar[tuple[str, ...]] = ("a", "b", "c")
@@ -179,11 +180,11 @@ class Syr2kRequest(RankTwoRequest):
 
 @dataclass(frozen=True, eq=False)
 class Her2kRequest(RankTwoRequest):
-    """C = alpha · A · Bᴴ + conj(alpha) · B · Aᴴ + beta · C: a triangle of it; complex matrices alone.
+    """C = alpha · A · Bᴴ + conj(alpha) · B · Aᴴ + beta · C: a triangle of it; only complex matrices.
 
     With trans "c" it is alpha · Aᴴ · B + conj(alpha) · Bᴴ · A + beta · C. Beta is real; the imaginary parts of c's
-    diagonal are taken to be 0, and those of the result are. With an alpha of 0, or no columns, and a beta of 1 the
-    result is c as it is, imaginary parts and all, as in LAPACK's BLAS.
+    diagonal are treated as 0, and those of the result are 0. If alpha is 0, or there are no columns, and beta is 1, the
+    result is c unchanged, including imaginary parts, as in LAPACK's BLAS.
     """
 
     op: ClassVar[str] = "her2k"
@@ -202,11 +203,11 @@ class SyrkxRequest(RankTwoRequest):
 
 @dataclass(frozen=True, eq=False)
 class HerkxRequest(RankTwoRequest):
-    """C = alpha · A · Bᴴ + beta · C, or with trans "c" alpha · Aᴴ · B + beta · C: a triangle; complex matrices alone.
+    """C = alpha · A · Bᴴ + beta · C, or with trans "c" alpha · Aᴴ · B + beta · C: a triangle; only complex matrices.
 
-    For products that are known to be Hermitian. Beta is real; the imaginary parts of c's diagonal are taken to be 0,
-    and those of the result are. With an alpha of 0, or no columns, and a beta of 1 the result is c as it is, imaginary
-    parts and all, as LAPACK's BLAS has it of `her2k`.
+    For products that are known to be Hermitian. Beta is real; the imaginary parts of c's diagonal are treated as 0, and
+    those of the result are 0. If alpha is 0, or there are no columns, and beta is 1, the result is c unchanged,
+    including imaginary parts, as for `her2k` in LAPACK's BLAS.
     """
 
     op: ClassVar[str] = "herkx"
@@ -216,16 +217,16 @@ class HerkxRequest(RankTwoRequest):
 # -- triangular matrices ---------------------------------------------------------------------------------------------
 @dataclass(frozen=True, eq=False)
 class TriangularRequest(ScaledRequest):
-    """A triangular matrix with another one; op(A) is A, Aᵀ or Aᴴ.
+    """A triangular matrix and another matrix; op(A) is A, Aᵀ or Aᴴ.
 
     Attributes:
         a: (m, m) for side "left", (n, n) for "right"; only its triangle `uplo` is read.
         b: (m, n); it may be `out` itself.
-        side: on which side of the other matrix op(A) stands.
+        side: the side of op(A) relative to the other matrix.
         uplo: which triangle of A is read: "lower" or "upper".
         trans: op: "n" for A, "t" for Aᵀ, "c" for Aᴴ.
-        diag: "unit" takes the diagonal of A to be ones, and does not read it.
-        out: (m, n), laid out in memory as b is.
+        diag: "unit" treats the diagonal of A as ones, and does not read it.
+        out: (m, n), with the memory layout of b.
     """
 
     reads: ClassVar[tuple[str, ...]] = ("a", "b")
@@ -263,10 +264,10 @@ class TrsmRequest(TriangularRequest):
         a: (…, m, m) for side "left", (…, n, n) for "right"; only its triangle `uplo` is read. Its leading axes are
             those of b, or broadcast to them.
         b: (…, m, n), the right-hand sides; it may be `out` itself.
-        out: X, (…, m, n). Left open, it is column-major for side "left" and row-major for "right", which cuBLAS solves
-            in less time: unless that would have to read a conjugate of A's elements that is no transpose.
+        out: X, (…, m, n). By default it is column-major for side "left" and row-major for "right", which cuBLAS solves
+            in less time, unless that would need a conjugate of A's elements without a transposition.
 
-    Nothing is said of a singular A: an element of its diagonal that is 0 makes infinities and NaN.
+    A singular A is not detected: a 0 on its diagonal gives infinities and NaN.
     """
 
     op: ClassVar[str] = "trsm"
@@ -280,8 +281,8 @@ class TrsmRequest(TriangularRequest):
         theirs = self.a.shape[:-2]
         padded = (1,) * (len(batch) - len(theirs)) + theirs
         if len(padded) > len(batch) or any(one not in (1, other) for one, other in zip(padded, batch, strict=True)):
-            wanted = f"{self.a.dtype}{[*batch, order, order]}, or leading axes that broadcast to those of b"
-            raise BadRequest("a", str(self.a.layout), wanted)
+            expected = f"{self.a.dtype}{[*batch, order, order]}, or leading axes that broadcast to those of b"
+            raise BadRequest("a", str(self.a.layout), expected)
         return {"a": (*theirs, order, order), "b": self.b.shape, "out": self.b.shape}
 
     def outputs(self) -> dict[str, Output]:
@@ -292,12 +293,12 @@ class TrsmRequest(TriangularRequest):
 
     @property
     def solves_rows(self) -> bool:
-        """Whether it is a row-major result that cuBLAS solves from the left, where it is faster than from the right."""
+        """Whether cuBLAS solves a row-major result from the left, where it is faster than from the right."""
         return self.side is SideMode.RIGHT
 
     @property
     def may_transpose_a(self) -> bool:
-        """Whether A may be read transposed: there is no operation that conjugates alone."""
+        """Whether A may be read transposed: no operation conjugates without transposing."""
         return self.trans is not Operation.C or not self.a.dtype.is_complex
 
 
@@ -307,13 +308,13 @@ class GeamRequest(ScaledRequest):
     """C = alpha · op(A) + beta · op(B): sums, transposes and copies of matrices.
 
     Attributes:
-        a: (m, n), or (n, m) for a `trans_a` other than "n"; not read where alpha is 0. It may be `out` itself, unless
-            it is transposed.
-        b: (m, n), or (n, m) for a `trans_b` other than "n"; not read where beta is 0. It may be `out` itself, unless
-            it is transposed.
-        beta: a number; complex ones for complex matrices alone.
+        a: (m, n), or (n, m) for a `trans_a` other than "n"; not read if alpha is 0. It may be `out` itself, unless it
+            is transposed.
+        b: (m, n), or (n, m) for a `trans_b` other than "n"; not read if beta is 0. It may be `out` itself, unless it is
+            transposed.
+        beta: a number; complex only for complex matrices.
         trans_a, trans_b: "n", "t", or "c" for the conjugate transpose.
-        out: C, (m, n); left open it lies in memory as a does.
+        out: C, (m, n); by default it has the memory layout of a.
     """
 
     op: ClassVar[str] = "geam"
@@ -347,13 +348,13 @@ class GeamRequest(ScaledRequest):
 
 @dataclass(frozen=True, eq=False)
 class DgmmRequest(BlasRequest):
-    """C = diag(x) · A for side "left", or A · diag(x) for "right": rows or columns, each times a number of its own.
+    """C = diag(x) · A for side "left", or A · diag(x) for "right": each row or column times its own number.
 
     Attributes:
         a: (m, n); it may be `out` itself.
         x: (m,) for side "left", (n,) for "right".
-        side: on which side of A the diagonal matrix stands.
-        out: C, (m, n), laid out in memory as a is.
+        side: the side of the diagonal matrix relative to A.
+        out: C, (m, n), with the memory layout of a.
     """
 
     op: ClassVar[str] = "dgmm"

@@ -1,4 +1,4 @@
-"""What requests of all levels have in common in the terms of cuBLAS: factors, and what is done to an operand."""
+"""Shared parts of the lowering to cuBLAS for all levels: factors, and the operations on operands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ N, T, C = Operation.N, Operation.T, Operation.C
 
 
 class BaseLowering:
-    """A request whose routines' arguments are to be said."""
+    """Base class that derives cuBLAS arguments from a request."""
 
     def __init__(self, request: Any) -> None:
         self.request = request
@@ -26,18 +26,18 @@ class BaseLowering:
         return Scalar(self.number_index(name), self.real if is_real else self.dtype)
 
     def number_index(self, name: str) -> int:
-        """Where a factor stands in the arguments of a run."""
+        """The index of a factor in the arguments of a run."""
         request = self.request
         place: int = len(request.reads) + len(request.writes) + request.numbers.index(name)
         return place
 
     @property
     def real(self) -> Dtype:
-        """The dtype of real factors: of half precision f32, in which is computed."""
+        """The dtype of real factors: f32 for half precision, which is computed in f32."""
         return F64 if self.dtype in (F64, C128) else F32
 
     def operation(self, trans: Operation, *, turn: bool, turned: Operation = T) -> int:
-        """What is to be done to an operand, that or the other where it lies otherwise than that asks for."""
+        """The operation on an operand: `trans`, or with `turn` the one for the opposite memory order."""
         trans = T if trans is C and not self.dtype.is_complex else trans
         if not turn:
             return int(trans)

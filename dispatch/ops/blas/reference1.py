@@ -1,4 +1,4 @@
-"""BLAS level 1 in NumPy: for rows of the host in their own precision, in float64 or complex128 as the reference."""
+"""BLAS level 1 in NumPy: for the host's rows in their own precision, as the reference in float64 or complex128."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROUTINES = (
 
 
 def sizes(x: Array) -> Array:
-    """|x_i|, of complex elements |Re x_i| + |Im x_i|."""
+    """|x_i|; for complex elements |Re x_i| + |Im x_i|."""
     return np.abs(x.real) + np.abs(x.imag) if x.dtype.kind == "c" else np.abs(x)
 
 

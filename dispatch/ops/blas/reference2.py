@@ -1,4 +1,4 @@
-"""BLAS level 2 in NumPy: for rows of the host in their own precision, in float64 or complex128 as the reference."""
+"""BLAS level 2 in NumPy: for the host's rows in their own precision, as the reference in float64 or complex128."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["evaluate", "matrix_of", "packed", "unbanded", "unpacked"]
 def unbanded(ab: Array, m: int, kl: int, ku: int) -> Array:
     """The matrix of m rows whose diagonals are stored: ab[ku + i - j, j] = a[i, j]."""
     n = ab.shape[1]
-    found = np.zeros((m, n), ab.dtype)
+    matrix = np.zeros((m, n), ab.dtype)
     for diagonal in range(kl + ku + 1):
         below = diagonal - ku
         columns = np.arange(max(0, -below), min(n, m - below))
-        found[columns + below, columns] = ab[diagonal, columns]
-    return found
+        matrix[columns + below, columns] = ab[diagonal, columns]
+    return matrix
 
 
 def places_of(n: int, uplo: FillMode | str) -> tuple[Array, Array]:
@@ -39,9 +39,9 @@ def places_of(n: int, uplo: FillMode | str) -> tuple[Array, Array]:
 
 def unpacked(ap: Array, n: int, uplo: FillMode | str) -> Array:
     """The triangle that is packed column by column, with zeros in the other."""
-    found = np.zeros((n, n), ap.dtype)
-    found[places_of(n, uplo)] = ap
-    return found
+    matrix = np.zeros((n, n), ap.dtype)
+    matrix[places_of(n, uplo)] = ap
+    return matrix
 
 
 def packed(matrix: Array, uplo: FillMode | str) -> Array:
@@ -50,7 +50,7 @@ def packed(matrix: Array, uplo: FillMode | str) -> Array:
 
 
 def matrix_of(request: Any, work: np.dtype[Any]) -> Array:
-    """The matrix of a request, or its triangle, however it is stored."""
+    """The matrix of a request, or its triangle, for any storage format."""
     if "a" in request.reads:
         a = values(request.a, work)
         return a if not hasattr(request, "uplo") else triangle(a, request.uplo)
@@ -76,7 +76,7 @@ def multiplied(request: Any, work: np.dtype[Any]) -> Array:
 
 
 def of_triangle(request: Any, work: np.dtype[Any]) -> Array:
-    """op(A) · x, or what it makes x of."""
+    """op(A) · x, or its solution."""
     a = turned(triangle(matrix_of(request, work), request.uplo, request.diag), request.trans)
     x = values(request.x, work)
     if request.op.endswith("mv"):
@@ -86,7 +86,7 @@ def of_triangle(request: Any, work: np.dtype[Any]) -> Array:
 
 
 def outer(request: Any, work: np.dtype[Any]) -> Array:
-    """alpha · x · yᵀ + A, or a triangle of alpha · x · xᵀ + A and its kind."""
+    """alpha · x · yᵀ + A, or a triangle of alpha · x · xᵀ + A and similar updates."""
     is_hermitian = request.op.startswith("h") or request.op == "gerc"
     x = values(request.x, work)
     y = values(request.y, work) if "y" in request.reads else x
@@ -94,27 +94,27 @@ def outer(request: Any, work: np.dtype[Any]) -> Array:
     def product(one: Array, other: Array) -> Array:
         return np.outer(one, np.conj(other) if is_hermitian else other)
 
-    found = scaled(request, "alpha", product(x, y))
+    total = scaled(request, "alpha", product(x, y))
     alpha = request.factor("alpha")
     if request.op.endswith("2") and alpha:
-        found = found + found.dtype.type(np.conj(alpha) if is_hermitian else alpha) * product(y, x)
+        total = total + total.dtype.type(np.conj(alpha) if is_hermitian else alpha) * product(y, x)
     if request.op.startswith("ge"):
-        return found + values(request.a, work) if request.has_c else found
+        return total + values(request.a, work) if request.has_c else total
     before = None
     if request.has_c:
         before = values(getattr(request, request.added), work)
         if request.added == "ap":
             before = unpacked(before, len(x), request.uplo)
-        found = found + triangle(before, request.uplo)
-    found = triangle(found, request.uplo)
-    if is_hermitian and alpha:  # with 0 it is A as it was, as in LAPACK's BLAS
-        np.fill_diagonal(found, found.diagonal().real)
+        total = total + triangle(before, request.uplo)
+    total = triangle(total, request.uplo)
+    if is_hermitian and alpha:  # if alpha is 0, A is unchanged, as in LAPACK's BLAS
+        np.fill_diagonal(total, total.diagonal().real)
     if request.added == "ap":
-        return packed(found, request.uplo)
+        return packed(total, request.uplo)
     if before is None:
-        return found
-    kept = np.triu(np.ones(found.shape, bool), 1)
-    return np.where(kept if request.uplo is FillMode.LOWER else kept.T, before, found)
+        return total
+    mask = np.triu(np.ones(total.shape, bool), 1)
+    return np.where(mask if request.uplo is FillMode.LOWER else mask.T, before, total)
 
 
 def evaluate(request: Any, work: np.dtype[Any]) -> Results:

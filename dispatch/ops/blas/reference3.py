@@ -1,4 +1,4 @@
-"""BLAS level 3 in NumPy: for rows of the host in their own precision, in float64 or complex128 as the reference."""
+"""BLAS level 3 in NumPy: for the host's rows in their own precision, as the reference in float64 or complex128."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def work_with(request: Any, work: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def turned(matrix: Array, trans: Operation | str) -> Array:
-    """op(A), of the last two axes."""
+    """op(A), over the last two axes."""
     if trans is Operation.N:
         return matrix
     other = np.swapaxes(matrix, -1, -2)
@@ -32,26 +32,26 @@ def turned(matrix: Array, trans: Operation | str) -> Array:
 
 
 def triangle(matrix: Array, uplo: FillMode | str, diag: DiagType | str = DiagType.NON_UNIT) -> Array:
-    """A triangle, with zeros in place of whatever is in the other one."""
-    found = np.tril(matrix) if uplo is FillMode.LOWER else np.triu(matrix)
+    """A triangle, with zeros in the other one."""
+    result = np.tril(matrix) if uplo is FillMode.LOWER else np.triu(matrix)
     if diag is DiagType.UNIT:
         places = np.arange(matrix.shape[-1])
-        found[..., places, places] = 1
-    return found
+        result[..., places, places] = 1
+    return result
 
 
 def full(matrix: Array, uplo: FillMode | str, *, hermitian: bool) -> Array:
-    """The matrix that one triangle of a symmetric or Hermitian one stands for."""
+    """The full symmetric or Hermitian matrix for one of its triangles."""
     half = triangle(matrix, uplo)
-    beside = np.tril(half, -1) if uplo is FillMode.LOWER else np.triu(half, 1)
-    mirrored = half + (np.conj(beside.T) if hermitian else beside.T)
+    strict = np.tril(half, -1) if uplo is FillMode.LOWER else np.triu(half, 1)
+    mirrored = half + (np.conj(strict.T) if hermitian else strict.T)
     if hermitian:
         np.fill_diagonal(mirrored, half.diagonal().real)
     return np.asarray(mirrored)
 
 
 def solve(a: Array, b: Array, *, lower: bool) -> Array:
-    """The X of A · X = B for a triangle A, by substitution: a 0 on the diagonal divides, and nothing raises."""
+    """The X of A · X = B for a triangle A, by substitution: it divides by a 0 on the diagonal without raising."""
     x: Array = np.broadcast_to(b, np.broadcast_shapes(a.shape[:-2], b.shape[:-2]) + b.shape[-2:]).copy()
     order = range(a.shape[-1])
     for i in order if lower else reversed(order):
@@ -62,12 +62,12 @@ def solve(a: Array, b: Array, *, lower: bool) -> Array:
 
 
 def _added(request: Any, product: Array, work: np.dtype[Any]) -> Array:
-    """alpha is in the product: with beta · C, which is not read where beta is 0."""
+    """The product, which includes alpha, plus beta · C; C is not read if beta is 0."""
     return product + scaled(request, "beta", values(request.c, work)) if request.reads_c else product
 
 
 def scaled(request: Any, name: str, matrix: Array) -> Array:
-    """A matrix times a factor; zeros for one of 0, which reads nothing."""
+    """A matrix times a factor; zeros, without reading the matrix, if the factor is 0."""
     factor = request.factor(name)
     return np.zeros_like(matrix) if factor == 0 else matrix.dtype.type(factor) * matrix
 
@@ -79,7 +79,7 @@ def symm(request: Any, work: np.dtype[Any]) -> Array:
 
 
 def rank(request: Any, work: np.dtype[Any]) -> Array:
-    """A triangle of a sum of outer products, in what the other triangle is to be."""
+    """A triangle of a sum of outer products; the other triangle is that of c, or 0."""
     a = values(request.a, work)
     b = values(request.b, work) if "b" in request.reads else a
     adjoint = Operation.C if request.is_hermitian else Operation.T
@@ -93,15 +93,15 @@ def rank(request: Any, work: np.dtype[Any]) -> Array:
     if request.op in ("syr2k", "her2k"):
         factor = np.conj(request.factor("alpha")) if request.is_hermitian else request.factor("alpha")
         product = product + (0 if factor == 0 else product.dtype.type(factor) * outer(b, a))
-    found = triangle(_added(request, product, work), request.uplo)
+    total = triangle(_added(request, product, work), request.uplo)
     has_terms = request.factor("alpha") != 0 and 0 not in a.shape
-    if request.is_hermitian and (has_terms or request.factor("beta") != 1):  # else it is c as it was
-        np.fill_diagonal(found, found.diagonal().real)
+    if request.is_hermitian and (has_terms or request.factor("beta") != 1):  # otherwise c is unchanged
+        np.fill_diagonal(total, total.diagonal().real)
     if request.c is None:
-        return found
+        return total
     other = values(request.c, work)
-    is_kept = np.triu(np.ones(found.shape, bool), 1)
-    return np.where(is_kept if request.uplo is FillMode.LOWER else is_kept.T, other, found)
+    is_kept = np.triu(np.ones(total.shape, bool), 1)
+    return np.where(is_kept if request.uplo is FillMode.LOWER else is_kept.T, other, total)
 
 
 def trmm(request: Any, work: np.dtype[Any]) -> Array:

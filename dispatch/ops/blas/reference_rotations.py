@@ -1,4 +1,4 @@
-"""Rotations in NumPy, as `drotg` and `drotmg` of LAPACK's BLAS have them: https://www.netlib.org/blas/."""
+"""Rotations in NumPy, as in `drotg` and `drotmg` of LAPACK's BLAS: https://www.netlib.org/blas/."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ if TYPE_CHECKING:
 __all__ = ["ROUTINES", "evaluate", "matrix_of"]
 
 ROUTINES = ("swap", "rot", "rotg", "rotm", "rotmg")
-GAMMA = 4096.0  # by whose square d1 and d2 are scaled where they leave 1 / GAMMA² … GAMMA²
+GAMMA = 4096.0  # d1 and d2 are scaled by its square if they leave 1 / GAMMA² … GAMMA²
 
 
 def evaluate(request: Any, work: np.dtype[Any]) -> Results:
     """The outputs of a request, in a working dtype."""
-    given = {name: values(getattr(request, name), work).copy() for name in request.reads}  # results may be in place
+    operands = {name: values(getattr(request, name), work).copy() for name in request.reads}  # results may be in place
     if request.op == "swap":
-        return {"out_x": given["y"], "out_y": given["x"]}
+        return {"out_x": operands["y"], "out_y": operands["x"]}
     if request.op == "rot":
-        x, y, c, s = (given[name] for name in ("x", "y", "c", "s"))
+        x, y, c, s = (operands[name] for name in ("x", "y", "c", "s"))
         return {"out_x": c * x + s * y, "out_y": c * y - np.conj(s) * x}
     if request.op == "rotm":
-        return apply_modified(**given)
+        return apply_modified(**operands)
     if request.op == "rotg":
-        return make_rotation(given["a"], given["b"])
-    return make_modified_rotation(work, *(float(given[name]) for name in request.reads))
+        return make_rotation(operands["a"], operands["b"])
+    return make_modified_rotation(work, *(float(operands[name]) for name in request.reads))
 
 
 def matrix_of(param: Array) -> Array:
-    """The matrix of which the flag says what is stored."""
+    """The matrix whose stored elements depend on the flag."""
     flag, h11, h21, h12, h22 = param
     if flag in (0, -2):
         h11 = h22 = 1
@@ -46,7 +46,7 @@ def matrix_of(param: Array) -> Array:
 
 
 def apply_modified(x: Array, y: Array, param: Array) -> Results:
-    """Two vectors times the matrix; without one they stay as they are, NaN in the other, too."""
+    """Two vectors times the matrix; with the flag -2 they stay unchanged, even if the other one has NaN."""
     if param[0] == -2:
         return {"out_x": x, "out_y": y}
     (h11, h12), (h21, h22) = matrix_of(param)
@@ -54,7 +54,7 @@ def apply_modified(x: Array, y: Array, param: Array) -> Results:
 
 
 def make_rotation(a: Array, b: Array) -> Results:
-    """c, s, r and z, without overflow in between."""
+    """c, s, r and z, without intermediate overflow."""
     is_complex = a.dtype.kind == "c"
     size = np.hypot(np.abs(a), np.abs(b))
     if size == 0:
@@ -72,7 +72,7 @@ def make_rotation(a: Array, b: Array) -> Results:
 
 
 class Matrix(NamedTuple):
-    """What `rotmg` finds: a flag and the elements that it has stored, 0 for the others."""
+    """The result of `rotmg`: a flag and the elements that it stores, 0 for the others."""
 
     flag: float
     h11: float = 0.0
@@ -88,12 +88,12 @@ class Matrix(NamedTuple):
 
 
 def make_modified_rotation(work: np.dtype[Any], d1: float, d2: float, x1: float, y1: float) -> Results:
-    """The matrix, and what becomes of d1, d2 and x1; in f64, for a number is all that there is to it."""
-    found, d1, d2, x1 = _unscaled(d1, d2, x1, y1)
-    if found.flag != -2:
-        found, d1, x1 = _scaled_first(found, d1, x1)
-        found, d2 = _scaled_second(found, d2)
-    numbers = {"param": found, "out_d1": d1, "out_d2": d2, "out_x1": x1}
+    """The matrix, and the new d1, d2 and x1; in f64 throughout, since only a few numbers are computed."""
+    matrix, d1, d2, x1 = _unscaled(d1, d2, x1, y1)
+    if matrix.flag != -2:
+        matrix, d1, x1 = _scaled_first(matrix, d1, x1)
+        matrix, d2 = _scaled_second(matrix, d2)
+    numbers = {"param": matrix, "out_d1": d1, "out_d2": d2, "out_x1": x1}
     return {name: np.asarray(number, work) for name, number in numbers.items()}
 
 

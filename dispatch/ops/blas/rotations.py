@@ -1,7 +1,7 @@
-"""The requests of BLAS level 1 that rotate vectors, and those that find the rotation.
+"""The requests of BLAS level 1 that rotate vectors, and those that compute the rotation.
 
 Follows https://docs.nvidia.com/cuda/cublas/#cublas-level-1-function-reference. The numbers of a rotation are tensors on
-the device: what `rotg` and `rotmg` find `rot` and `rotm` take, and nothing waits.
+the device: `rot` and `rotm` read the results of `rotg` and `rotmg`, and nothing waits.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class RotRequest(PairRequest):
     """c · x + s · y and c · y - conj(s) · x: a plane rotation of two vectors.
 
     Attributes:
-        c: the cosine, a number without axes on the device: real, of x's precision. `dev.array(0.6)` is one of f64.
-        s: the sine, such a number of x's dtype; for complex vectors it may be real, too.
+        c: the cosine, a number with 0 axes on the device: real, of x's precision. `dev.array(0.6)` is one of f64.
+        s: the sine, a number of x's dtype with 0 axes; for complex vectors it may also be real.
 
-    Of f16 and bf16 the numbers are of the vectors' dtype.
+    For f16 and bf16 the numbers have the vectors' dtype.
     """
 
     op: ClassVar[str] = "rot"
@@ -50,15 +50,15 @@ class RotRequest(PairRequest):
 
 @dataclass(frozen=True, eq=False)
 class RotgRequest(BlasRequest):
-    """The c, s, r and z of the rotation that makes 0 of b: c · a + s · b = r and c · b - conj(s) · a = 0.
+    """The c, s, r and z of the rotation that zeroes b: c · a + s · b = r and c · b - conj(s) · a = 0.
 
     Attributes:
-        a, b: numbers without axes, of one dtype.
+        a, b: numbers with 0 axes, of one dtype.
         c: the cosine, real.
         s: the sine.
-        r: what becomes of a: of the size of (a, b). For a of 0 its phase is the library's choice.
-        z: what c and s can be had from: s where |a| > |b|, else 1 / c, or 1 for c of 0. For complex numbers BLAS has no
-            such thing, and it is b.
+        r: the new a: the norm of (a, b). If a is 0 its phase is the library's choice.
+        z: a number that encodes c and s: s if |a| > |b|, otherwise 1 / c, or 1 if c is 0. BLAS does not define it for
+            complex numbers; it is then b.
     """
 
     op: ClassVar[str] = "rotg"
@@ -83,12 +83,11 @@ class RotgRequest(BlasRequest):
 
 @dataclass(frozen=True, eq=False)
 class RotmRequest(PairRequest):
-    """h11 · x + h12 · y and h21 · x + h22 · y: a modified rotation of two vectors; real ones alone.
+    """h11 · x + h12 · y and h21 · x + h22 · y: a modified rotation of two vectors; only real ones.
 
     Attributes:
         param: (5,), dense, on the device: a flag, h11, h21, h12, h22. With a flag of -1 all are read, with 0 h11 and
-            h22 are 1, with 1 h12 is 1 and h21 -1, and with -2 the vectors stay as they are. Of other flags nothing is
-            said.
+            h22 are 1, with 1 h12 is 1 and h21 -1, and with -2 the vectors are unchanged. Other flags are undefined.
     """
 
     op: ClassVar[str] = "rotm"
@@ -106,13 +105,13 @@ class RotmRequest(PairRequest):
 
 @dataclass(frozen=True, eq=False)
 class RotmgRequest(BlasRequest):
-    """The modified rotation that makes 0 of the second of (√d1 · x1, √d2 · y1), and what becomes of d1, d2 and x1.
+    """The modified rotation that zeroes the second element of (√d1 · x1, √d2 · y1), and the new d1, d2 and x1.
 
     Attributes:
-        d1, d2, x1, y1: numbers without axes, of one dtype, real.
-        param: (5,), dense: a flag, h11, h21, h12, h22, as `rotm` takes them. What the flag implies is not looked at,
-            and may be 0 or that.
-        out_d1, out_d2, out_x1: what becomes of these; each may be the operand itself.
+        d1, d2, x1, y1: numbers with 0 axes, of one dtype, real.
+        param: (5,), dense: a flag, h11, h21, h12, h22, as `rotm` reads them. The elements that the flag implies are not
+            read, and may be 0 or the implied value.
+        out_d1, out_d2, out_x1: the new values; each may be the operand itself.
     """
 
     op: ClassVar[str] = "rotmg"

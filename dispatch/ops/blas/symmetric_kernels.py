@@ -1,8 +1,8 @@
 """BLAS level 2 by a kernel of this library, for large symmetric and Hermitian matrices: `symv` and `hemv`.
 
-NVRTC compiles it for the GPU at hand. Each element of the triangle is read once, for its own row and for the one that
-it is mirrored into. Blocks take square tiles of the triangle and leave each tile's part of the result in memory of the
-plan; the block that is done last with a tile of some rows adds their parts, always in one order. It is one launch.
+NVRTC compiles it for the current GPU. Each element of the triangle is read once, for its own row and for the row of its
+mirrored element. Blocks process square tiles of the triangle and write each tile's part of the result to the plan's
+memory; the block that finishes the last tile of some rows adds their parts, always in the same order. It is one launch.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ if TYPE_CHECKING:
 
 __all__ = ["LEAST", "MOST", "Choice", "choice_of", "large_and_in_lines", "own_symmetric"]
 
-LEAST = 256  # rows; of fewer the launch is most of the time, whoever's it is
-# Rows, too. On an H100 cuBLAS took 29.5 µs of 4096 rows in f32 and the kernel 19.6, in f64 38.5 and 36.1; of 8192 rows
-# cuBLAS took less, 65.4 and 71.6 µs, in f64 106 and 113. Nobody has measured between them.
+LEAST = 256  # rows; with fewer, any implementation spends most of the time on the launch
+# In rows, too. On an H100 for 4096 rows cuBLAS took 29.5 µs in f32 and the kernel 19.6, in f64 38.5 and 36.1; for 8192
+# rows cuBLAS was faster, 65.4 and 71.6 µs, in f64 106 and 113. Sizes in between were not measured.
 MOST = 6144
 TILES = {F32: 64, F64: 64, C64: 64, C128: 32}  # rows and columns of a tile
-BLOCKS = {F32: 5, F64: 4, C64: 4, C128: 4}  # of each multiprocessor, at work at once
-STEPS = 4  # lines of a tile that a thread reads from before it computes
+BLOCKS = {F32: 5, F64: 4, C64: 4, C128: 4}  # concurrent blocks per multiprocessor
+STEPS = 4  # lines of a tile from which a thread reads before it computes
 COUNTER = 4  # bytes
 
-# In memory are lines: the rows of a row-major matrix, the columns of another. Tiles are numbered so that those of the
-# triangle are (row, column) with row >= column, from the last one down where what is stored stands above the diagonal.
+# Memory consists of lines: the rows of a row-major matrix, the columns of a column-major one. Tiles are numbered so
+# that those of the triangle are (row, column) with row >= column, in reverse order if the stored triangle is above the
+# diagonal.
 SYMMETRIC = (
     NUMBERS
     + r"""
@@ -227,7 +228,7 @@ symmetric(const Number* __restrict__ a, const Number* __restrict__ x, const Numb
 
 
 def large_and_in_lines(request: Any) -> str:
-    """Rule: a matrix of many rows, but not of too many, row-major or column-major, and vectors that step."""
+    """Rule: a row-major or column-major matrix of many rows, but not too many, and vectors of any step."""
     layouts = {name: request.layout_of(name) for name in ("a", "x", *(("y",) if request.has_c else ()), "out")}
     for name, layout in layouts.items():
         if text := misalignment(layout):
@@ -244,12 +245,12 @@ def large_and_in_lines(request: Any) -> str:
 
 
 class Choice(NamedTuple):
-    """A kernel: the matrix's dtype, and how it lies.
+    """A kernel: the matrix's dtype and memory layout.
 
     Attributes:
         hermitian: whether elements are mirrored as their conjugates.
         row: whether the lines are rows.
-        above: whether what is stored of a line stands at its end.
+        above: whether the stored elements are at the end of each line.
         aligned: whether 16 bytes can be read at once.
     """
 
@@ -303,7 +304,7 @@ def own_symmetric(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     scratch = cleared(executor, counters, parts * tiles * choice.tile * choice.dtype.itemsize)
     vectors = [request.layout_of(name).strides[0] if name != "y" or request.has_c else 0 for name in ("x", "y", "out")]
     slots = [*(ctypes.c_void_p() for _ in range(4)), *(number_of(choice.dtype) for _ in range(2))]
-    given = [
+    arguments = [
         ctypes.c_uint64(n),
         *map(ctypes.c_int64, (leading_dimension(request.a.layout, row=choice.row) or 1, *vectors)),
         ctypes.c_void_p(scratch.ptr),
@@ -312,4 +313,4 @@ def own_symmetric(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     blocks = tiles * (tiles + 1) // 2
     filled = [(slot, place) for place, slot in enumerate(slots)]
     kernel = SYMMETRIC, "symmetric", choice.options
-    return LaunchPlan(executor, row, kernel, (blocks, THREADS), filled, given, scratch)
+    return LaunchPlan(executor, row, kernel, (blocks, THREADS), filled, arguments, scratch)

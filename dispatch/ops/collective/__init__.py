@@ -1,9 +1,9 @@
-"""Collectives: what the ranks of a communicator do together, one call on each of them.
+"""Collectives: operations of all ranks of a communicator; each rank makes the same call.
 
-Carried out by NCCL on GPUs, by MPI between processes of the host and by NumPy between threads of one. Which of them a
-request takes follows from its communicator, which a `dispatch.World` has. The files: request (calls in which all ranks
-have the same part), rooted (the others, and those between two ranks), group; nccl, nccl_messages, host, mpi and threads
-(the plans), rules, reference (what is right) and cases.
+NCCL runs them on GPUs; on the host MPI or gloo runs them between processes, and NumPy between threads of one process.
+The communicator of a request, usually that of a `dispatch.World`, determines the library. The files: request (calls in
+which all ranks have the same role), rooted (calls with a root, and calls between two ranks), group; nccl,
+nccl_messages, host, mpi, gloo and threads (the plans), rules, reference (the expected results in NumPy) and cases.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The cases of the rows of collectives, with a communicator of one rank, and wrong results that each must reject.
 
-With one rank every collective returns its operand, or a multiple; layouts, dtypes, roots and counts are as with any
+With one rank every collective returns its operand, or a multiple; layouts, dtypes, roots and counts work as with any
 number of ranks. Several ranks, and the error bounds of their sums, have separate tests, and so have `send`, `recv` and
 `barrier`, which have no results to compare.
 """
@@ -32,7 +32,7 @@ REQUESTS = (
     *(ops.GatherToRequest, ops.ScatterFromRequest, ops.AllToAllRequest, ops.SendRecvRequest),
 )
 KINDS: dict[str, Any] = {kind.op: kind for kind in REQUESTS}
-# The shape of x, and fields, for the classes that have them.
+# The shape of x, and values for those of these fields that a class has.
 FORMS: tuple[tuple[tuple[int, ...], dict[str, Any]], ...] = (
     ((1, 5, 7), {}), ((1, 0), {}), ((1, 257), {"reduce": ops.RedOp.AVG}), ((1, 2, 3), {"reduce": ops.RedOp.PROD}),
     ((1, 33), {"reduce": ops.RedOp.MAX}), ((1, 11), {"reduce": ops.RedOp.MIN}), ((1, 9), {"counts": (1,)}),
@@ -45,32 +45,32 @@ _solo: weakref.WeakKeyDictionary[Device, Communicator] = weakref.WeakKeyDictiona
 
 def solo(device: Device) -> Communicator:
     """A communicator of one rank on a device, the same for all cases."""
-    found = _solo.get(device)
-    if found is None or found.closed or found.error is not None:
+    comm = _solo.get(device)
+    if comm is None or comm.closed or comm.error is not None:
         if device.is_host:
             from dispatch.libraries.threads.communicator import solo as make
         else:
             from dispatch.libraries.nccl.communicator import solo as make  # type: ignore[assignment]
-        found = _solo[device] = make(device)
-    return found
+        comm = _solo[device] = make(device)
+    return comm
 
 
 def check(op: str, dtype: Any, form: Any, name: str, device: Device, rng: np.random.Generator) -> Check:
-    """A request of a form with fresh operands."""
+    """A request of a form, with new operands."""
     shape, choices = form
     kind, lay = KINDS[op], partial(place, device)
-    given = {each: value for each, value in choices.items() if each in kind.__dataclass_fields__}
-    if "factor_of" in choices and "reduce" in given:
+    fields = {each: value for each, value in choices.items() if each in kind.__dataclass_fields__}
+    if "factor_of" in choices and "reduce" in fields:
         factor = np.full((), choices["factor_of"], dtype.numpy)
-        given["device_factor"] = device.array(factor)
+        fields["device_factor"] = device.array(factor)
     if op == "sendrecv":
-        given |= {"dest": 0, "source": 0}
+        fields |= {"dest": 0, "source": 0}
     x = lay(normal(rng, dtype, shape)).view
-    return checked(name, with_outputs(kind(x=x, comm=solo(device), **given), lay), evaluate, bounds)
+    return checked(name, with_outputs(kind(x=x, comm=solo(device), **fields), lay), evaluate, bounds)
 
 
 def bounds(request: Any, expected: dict[str, Any]) -> dict[str, Any]:
-    """The bounds for one rank: moved data is unchanged, and a product with a factor is rounded once or twice."""
+    """The error bounds for one rank: moved data is unchanged; a product with a factor is rounded once or twice."""
     return {name: bound(request, values, np.abs(values), 1) for name, values in expected.items()}
 
 
@@ -92,7 +92,7 @@ def bound(request: Any, expected: Any, size: Any, ranks: int) -> Any:
 
 
 def cases(row: Row) -> list[MadeCase]:
-    """The forms whose fields a row's class has."""
+    """The forms whose fields exist in the row's request class."""
     if row.op not in KINDS:
         return []
     fields = KINDS[row.op].__dataclass_fields__

@@ -28,7 +28,7 @@ __all__ = ["begin"]
 
 MESSAGE_TAG = 7  # the tag of messages between two ranks
 SMALL = 1 << 15  # bytes up to which an operand is sent whole to all ranks
-POINT_TO_POINT = ("send", "recv", "sendrecv")  # ops of two ranks, of which the others know nothing
+POINT_TO_POINT = ("send", "recv", "sendrecv")  # ops between two ranks, in which the other ranks take no part
 
 
 def begin(request: Any) -> Finish:
@@ -53,7 +53,7 @@ def begin(request: Any) -> Finish:
 
 
 def _bytes(array: Any) -> Array:
-    """The bytes of an array, copied, so that nobody changes them while gloo reads."""
+    """The bytes of an array, copied, so that they do not change while gloo reads them."""
     return np.array(array, order="C").reshape(-1).view(np.uint8)
 
 
@@ -84,36 +84,38 @@ def _total(request: Any, dtype: Any, parts: Sequence[Array]) -> Array:
 
 
 def _all_reduce(comm: GlooCommunicator, request: Any) -> Finish:
-    own, size = _reduction_operand(request), comm.size
-    raw, shape = own.reshape(-1).view(np.uint8), request.x.shape
+    operand, size = _reduction_operand(request), comm.size
+    raw, shape = operand.reshape(-1).view(np.uint8), request.x.shape
     if raw.size <= SMALL:
         wait = comm.exchange("all_reduce", [raw] * size, [raw.size] * size)
-        return lambda: _total(request, own.dtype, wait()).reshape(shape)
-    parts = [part.view(np.uint8) for part in np.array_split(own.reshape(-1), size)]
-    mine = parts[comm.rank].size
-    first = comm.exchange("all_reduce", parts, [mine] * size)
+        return lambda: _total(request, operand.dtype, wait()).reshape(shape)
+    parts = [part.view(np.uint8) for part in np.array_split(operand.reshape(-1), size)]
+    part_size = parts[comm.rank].size
+    first = comm.exchange("all_reduce", parts, [part_size] * size)
 
     def finish() -> Array:
-        total = _total(request, own.dtype, first()).view(np.uint8)
-        found = comm.exchange("all_reduce", [total] * size, [part.size for part in parts])()
-        made: Array = np.concatenate(found).view(own.dtype).reshape(shape)
-        return made
+        total = _total(request, operand.dtype, first()).view(np.uint8)
+        totals = comm.exchange("all_reduce", [total] * size, [part.size for part in parts])()
+        result: Array = np.concatenate(totals).view(operand.dtype).reshape(shape)
+        return result
 
     return finish
 
 
 def _reduce_to(comm: GlooCommunicator, request: Any) -> Finish:
-    own = _reduction_operand(request)
-    raw, is_root = own.reshape(-1).view(np.uint8), comm.rank == request.root
+    operand = _reduction_operand(request)
+    raw, is_root = operand.reshape(-1).view(np.uint8), comm.rank == request.root
     wait = _to_root(comm, "reduce_to", raw, [raw.size] * comm.size, request.root)
-    return lambda: _total(request, own.dtype, found).reshape(own.shape) if (found := wait()) and is_root else None
+    return lambda: (
+        _total(request, operand.dtype, parts).reshape(operand.shape) if (parts := wait()) and is_root else None
+    )
 
 
 def _reduce_scatter(comm: GlooCommunicator, request: Any) -> Finish:
-    own, output = _reduction_operand(request), request.outputs()["out"]
-    parts = _rank_bytes(own, request.counts, comm.size)
+    operand, output = _reduction_operand(request), request.outputs()["out"]
+    parts = _rank_bytes(operand, request.counts, comm.size)
     wait = comm.exchange("reduce_scatter", parts, [parts[comm.rank].size] * comm.size)
-    return lambda: np.reshape(_total(request, own.dtype, wait()), output.shape)
+    return lambda: np.reshape(_total(request, operand.dtype, wait()), output.shape)
 
 
 # -- moves ------------------------------------------------------------------------------------------------------------
@@ -127,8 +129,8 @@ def _to_root(
 def _assemble(request: Any, found: Sequence[Array]) -> Array:
     """The result, from the bytes of all ranks."""
     output = request.outputs()["out"]
-    made: Array = np.concatenate(found).view(output.dtype.numpy).reshape(output.shape)
-    return made
+    result: Array = np.concatenate(found).view(output.dtype.numpy).reshape(output.shape)
+    return result
 
 
 def _size(request: Any) -> int:
@@ -138,14 +140,14 @@ def _size(request: Any) -> int:
 
 def _broadcast(comm: GlooCommunicator, request: Any) -> Finish:
     raw = _bytes(request.x)
-    made: Array = raw.view(request.x.dtype.numpy).reshape(request.x.shape)
+    result: Array = raw.view(request.x.dtype.numpy).reshape(request.x.shape)
     if not raw.size:
-        return lambda: made
+        return lambda: result
     wait = comm.broadcast("broadcast", raw, request.root)
 
     def finish() -> Array:
         wait()
-        return made
+        return result
 
     return finish
 
@@ -160,7 +162,7 @@ def _gather(comm: GlooCommunicator, request: Any) -> Finish:
     is_root = comm.rank == request.root
     sizes = _sizes(_size(request), request.counts, comm.size) if is_root else [0] * comm.size
     wait = _to_root(comm, "gather", _bytes(request.x), sizes, request.root)
-    return lambda: _assemble(request, found) if (found := wait()) and is_root else None
+    return lambda: _assemble(request, parts) if (parts := wait()) and is_root else None
 
 
 def _scatter(comm: GlooCommunicator, request: Any) -> Finish:
@@ -205,7 +207,7 @@ def _finish_with(wait: Callable[[], object], result: Callable[[], Array]) -> Fin
 
 def _barrier(comm: GlooCommunicator, request: Any) -> Finish:
     del comm, request
-    return lambda: None  # all ranks have come, because they have compared their calls
+    return lambda: None  # comparing the calls has already waited for all ranks
 
 
 BEGIN: dict[str, Callable[[Any, Any], Finish]] = {

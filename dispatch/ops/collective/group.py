@@ -1,6 +1,6 @@
 """Groups of collective calls: `with collective_group():`.
 
-Calls in a group begin one after the other and are waited for, or enqueued on the GPU, when the outermost block ends.
+Calls in a group begin one after the other. The end of the outermost block waits for them, or enqueues them on the GPU.
 So two ranks that send to each other do not wait for one another, and one thread may make the calls of several
 communicators. NCCL's group is opened before the first call of NCCL.
 """
@@ -83,7 +83,7 @@ def keep_operands(tensors: tuple[Tensor, ...]) -> None:
 
 
 def open_nccl_group() -> None:
-    """Open NCCL's group if this thread is in a collective_group, before its first call of NCCL there."""
+    """Open NCCL's group before the first call of NCCL if this thread is in a collective_group."""
     if _state.depth and _state.nccl is None:
         from dispatch.libraries.nccl.group import grouped
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HostCollective", "plan"]
 
-MOST_BYTES = 2**31 - 1  # because MPI counts them in an int
+MOST_BYTES = 2**31 - 1  # the limit of MPI, which counts in an int
 
 
 class HostCollective(Plan):
@@ -48,7 +48,7 @@ class HostCollective(Plan):
 
 def plan(request: Any, executor: object, row: Row) -> HostCollective:
     """The plan of a collective on the host; Refused for more bytes than MPI can count."""
-    del executor  # it needs no handle, and no workspace
+    del executor  # a plan on the host needs no handle and no workspace
     if request.ranks.library == "gloo":
         from dispatch.ops.collective.gloo import begin as begin_by_gloo  # imported only when needed
 

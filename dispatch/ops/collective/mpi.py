@@ -1,8 +1,8 @@
 """Collectives between processes on the host, by MPI's nonblocking calls.
 
-MPI has no floating-point numbers of 8 and 16 bits: these are reduced in f32 and rounded once. Data that is only moved
-is sent as bytes. A mean is a sum, divided afterwards. Follows MPI 4.1, chapters 3 and 6, through mpi4py's calls with
-capital letters.
+MPI has no floating-point types of 8 and 16 bits: such operands are reduced in f32 and rounded once. Data that is only
+moved is sent as bytes. A mean is a sum, divided afterwards. Follows MPI 4.1, chapters 3 and 6, through mpi4py's calls
+with capital letters.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ __all__ = ["begin"]
 
 MESSAGE_TAG = 7  # the tag of messages between two ranks
 WIDER = {np.dtype(np.int8): np.dtype(np.int32), np.dtype(np.uint8): np.dtype(np.uint32)}
-POINT_TO_POINT = ("send", "recv", "sendrecv")  # ops of two ranks, of which the others know nothing
+POINT_TO_POINT = ("send", "recv", "sendrecv")  # ops between two ranks, in which the other ranks take no part
 OPS = {RedOp.PROD: "PROD", RedOp.MAX: "MAX", RedOp.MIN: "MIN"}  # the others are sums
 
 
 def begin(request: Any) -> Finish:
     """Begin MPI's call; the returned function waits for it and returns this rank's result.
 
-    MPI silently computes wrong numbers if the calls of the ranks differ. So the ranks compare their calls first; in a
-    group, in which nothing is waited for, before the result is returned.
+    MPI silently computes wrong numbers if the calls of the ranks differ. So the ranks compare their calls first. In a
+    group, which must not wait, the comparison ends before the result is returned.
     """
     comm, start = request.ranks, BEGIN[request.op]
     if request.op in POINT_TO_POINT or comm.size == 1:
@@ -76,46 +76,46 @@ def _op(request: Any) -> Any:
 
 def _finish_total(request: Any, total: Array, size: int) -> Array:
     """The result of the reduction, from MPI's total."""
-    own = total.astype(work_dtype(request.x.dtype), copy=False)  # integers wrap around
-    return mean(own, size) if request.red_op is RedOp.AVG else own
+    result = total.astype(work_dtype(request.x.dtype), copy=False)  # integers wrap around
+    return mean(result, size) if request.red_op is RedOp.AVG else result
 
 
 def _all_reduce(comm: MpiCommunicator, request: Any) -> Finish:
-    own = _reduction_operand(request)
-    total = np.empty_like(own)
-    wait = comm.begin("all_reduce", lambda: comm.comm.Iallreduce(own, total, _op(request)), own, total)
+    operand = _reduction_operand(request)
+    total = np.empty_like(operand)
+    wait = comm.begin("all_reduce", lambda: comm.comm.Iallreduce(operand, total, _op(request)), operand, total)
     return _finish_with(wait, lambda: _finish_total(request, total, comm.size))
 
 
 def _reduce_to(comm: MpiCommunicator, request: Any) -> Finish:
-    own, is_root = _reduction_operand(request), comm.rank == request.root
-    total = np.empty_like(own) if is_root else None
-    start = partial(comm.comm.Ireduce, own, total, _op(request), request.root)
-    wait = comm.begin("reduce_to", start, own, total)
+    operand, is_root = _reduction_operand(request), comm.rank == request.root
+    total = np.empty_like(operand) if is_root else None
+    start = partial(comm.comm.Ireduce, operand, total, _op(request), request.root)
+    wait = comm.begin("reduce_to", start, operand, total)
     return _finish_with(wait, lambda: None if total is None else _finish_total(request, total, comm.size))
 
 
 def _reduce_scatter(comm: MpiCommunicator, request: Any) -> Finish:
-    own = _reduction_operand(request)
-    counts, width = _rows(request, own, request.counts, comm.size)
+    operand = _reduction_operand(request)
+    counts, width = _rows(request, operand, request.counts, comm.size)
     output = request.outputs()["out"]
-    total = np.empty(output.shape, own.dtype)
-    start = partial(comm.comm.Ireduce_scatter, own, total, [count * width for count in counts], _op(request))
-    wait = comm.begin("reduce_scatter", start, own, total)
+    total = np.empty(output.shape, operand.dtype)
+    start = partial(comm.comm.Ireduce_scatter, operand, total, [count * width for count in counts], _op(request))
+    wait = comm.begin("reduce_scatter", start, operand, total)
     return _finish_with(wait, lambda: _finish_total(request, total, comm.size))
 
 
 # -- moves ------------------------------------------------------------------------------------------------------------
 def _bytes(tensor: Any) -> Array:
-    """The bytes of an operand, copied, so that nobody changes them while MPI reads."""
+    """The bytes of an operand, copied, so that they do not change while MPI reads them."""
     return np.array(tensor, order="C").reshape(-1).view(np.uint8)
 
 
 def _result_buffer(request: Any) -> tuple[Array, Callable[[], Array]]:
     """Memory for the received data, as bytes, and a function that returns it as the result."""
     output = request.outputs()["out"]
-    made = np.empty(output.shape, output.dtype.numpy)
-    return made.reshape(-1).view(np.uint8), lambda: made
+    result = np.empty(output.shape, output.dtype.numpy)
+    return result.reshape(-1).view(np.uint8), lambda: result
 
 
 def _rows(request: Any, array: Any, counts: Sequence[int] | None, size: int) -> tuple[list[int], int]:
@@ -130,7 +130,7 @@ def _counts_and_offsets(counts: Sequence[int] | None, nbytes: int, size: int) ->
     rows = [1] * size if counts is None else list(counts)
     row = nbytes // max(sum(rows), 1)
     sizes = [row * each for each in rows]
-    return sizes, [sum(sizes[:place]) for place in range(size)]
+    return sizes, [sum(sizes[:rank]) for rank in range(size)]
 
 
 def _finish_with(wait: Callable[[], None], result: Callable[[], Array | None]) -> Finish:
@@ -144,43 +144,43 @@ def _finish_with(wait: Callable[[], None], result: Callable[[], Array | None]) -
 def _broadcast(comm: MpiCommunicator, request: Any) -> Finish:
     raw = _bytes(request.x)
     wait = comm.begin("broadcast", lambda: comm.comm.Ibcast([raw, mpi().BYTE], request.root), raw)
-    made = raw.view(request.x.dtype.numpy).reshape(request.x.shape)
-    return _finish_with(wait, lambda: made)
+    result = raw.view(request.x.dtype.numpy).reshape(request.x.shape)
+    return _finish_with(wait, lambda: result)
 
 
 def _all_gather(comm: MpiCommunicator, request: Any) -> Finish:
-    sent, (buffer, made) = _bytes(request.x), _result_buffer(request)
+    sent, (buffer, get_result) = _bytes(request.x), _result_buffer(request)
     into = [buffer, *_counts_and_offsets(request.counts, buffer.size, comm.size), mpi().BYTE]
     wait = comm.begin("all_gather", lambda: comm.comm.Iallgatherv([sent, mpi().BYTE], into), sent, buffer)
-    return _finish_with(wait, made)
+    return _finish_with(wait, get_result)
 
 
 def _gather(comm: MpiCommunicator, request: Any) -> Finish:
     sent = _bytes(request.x)
     buffer: Array | None = None
-    made: Callable[[], Array | None] = lambda: None  # noqa: E731  # for a rank that gets nothing
+    get_result: Callable[[], Array | None] = lambda: None  # noqa: E731  # for a rank that gets nothing
     into: list[Any] | None = None
     if comm.rank == request.root:
-        buffer, made = _result_buffer(request)
+        buffer, get_result = _result_buffer(request)
         into = [buffer, *_counts_and_offsets(request.counts, buffer.size, comm.size), mpi().BYTE]
     wait = comm.begin("gather", lambda: comm.comm.Igatherv([sent, mpi().BYTE], into, request.root), sent, buffer)
-    return _finish_with(wait, made)
+    return _finish_with(wait, get_result)
 
 
 def _scatter(comm: MpiCommunicator, request: Any) -> Finish:
-    buffer, made = _result_buffer(request)
+    buffer, get_result = _result_buffer(request)
     sent = None if request.x is None else _bytes(request.x)
     out_of = None if sent is None else [sent, *_counts_and_offsets(request.counts, sent.size, comm.size), mpi().BYTE]
     start = partial(comm.comm.Iscatterv, out_of, [buffer, mpi().BYTE], request.root)
-    return _finish_with(comm.begin("scatter", start, sent, buffer), made)
+    return _finish_with(comm.begin("scatter", start, sent, buffer), get_result)
 
 
 def _all_to_all(comm: MpiCommunicator, request: Any) -> Finish:
-    sent, (buffer, made) = _bytes(request.x), _result_buffer(request)
+    sent, (buffer, get_result) = _bytes(request.x), _result_buffer(request)
     out_of = [sent, *_counts_and_offsets(request.send_counts, sent.size, comm.size), mpi().BYTE]
     into = [buffer, *_counts_and_offsets(request.recv_counts, buffer.size, comm.size), mpi().BYTE]
     wait = comm.begin("all_to_all", lambda: comm.comm.Ialltoallv(out_of, into), sent, buffer)
-    return _finish_with(wait, made)
+    return _finish_with(wait, get_result)
 
 
 def _send(comm: MpiCommunicator, request: Any) -> Finish:
@@ -190,18 +190,18 @@ def _send(comm: MpiCommunicator, request: Any) -> Finish:
 
 
 def _recv(comm: MpiCommunicator, request: Any) -> Finish:
-    buffer, made = _result_buffer(request)
+    buffer, get_result = _result_buffer(request)
     start = partial(comm.comm.Irecv, [buffer, mpi().BYTE], request.peer, MESSAGE_TAG)
-    return _finish_with(comm.begin(f"recv from rank {request.peer}", start, buffer), made)
+    return _finish_with(comm.begin(f"recv from rank {request.peer}", start, buffer), get_result)
 
 
 def _sendrecv(comm: MpiCommunicator, request: Any) -> Finish:
-    sent, (buffer, made) = _bytes(request.x), _result_buffer(request)
+    sent, (buffer, get_result) = _bytes(request.x), _result_buffer(request)
     into = partial(comm.comm.Irecv, [buffer, mpi().BYTE], request.source, MESSAGE_TAG)
     wait_received = comm.begin(f"sendrecv from rank {request.source}", into, buffer)
     out_of = partial(comm.comm.Isend, [sent, mpi().BYTE], request.dest, MESSAGE_TAG)
     wait_sent = comm.begin(f"sendrecv to rank {request.dest}", out_of, sent)
-    return _finish_with(lambda: (wait_received(), wait_sent())[0], made)
+    return _finish_with(lambda: (wait_received(), wait_sent())[0], get_result)
 
 
 def _barrier(comm: MpiCommunicator, request: Any) -> Finish:

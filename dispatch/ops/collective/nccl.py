@@ -1,8 +1,8 @@
 """Collectives by NCCL: one call of the library, or a group of sends and receives if parts have different sizes.
 
-A plan prepares the arguments of its calls and writes addresses into them. It is never captured or learnt by this
-library: a call that the other ranks do not make never ends, and NCCL may exchange addresses between ranks during a
-capture. A graph that the caller captures on all ranks may contain such calls. Follows
+A plan prepares the arguments of its calls and writes addresses into them. This library never captures or learns such a
+plan by itself: a call that the other ranks do not make never ends, and NCCL may exchange addresses between ranks during
+a capture. A graph that the caller captures on all ranks may contain such calls. Follows
 https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api/colls.html.
 """
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NcclPlan", "plan"]
 
-DEVICE, HOST_IMMEDIATE = 0, 1  # of ncclScalarResidence_t
+DEVICE, HOST_IMMEDIATE = 0, 1  # values of ncclScalarResidence_t
 
 
 class NcclPlan(Plan):
@@ -69,10 +69,10 @@ class NcclPlan(Plan):
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         """Enqueue the calls; CollectiveError, CollectiveTimeout or RankLost if the communicator has failed."""
         comm, executor = self._comm, self._executor
-        is_captured = executor.captured  # its graph does not run yet
+        is_captured = executor.captured  # the graph is not running yet
         if is_captured and comm.config.graph_usage_mode == 0:
-            given = f"{comm!r}, whose graph_usage_mode is 0, under capture"
-            raise BadRequest("comm", given, "a communicator made with NcclConfig(graph_usage_mode=2), or none")
+            actual = f"{comm!r}, whose graph_usage_mode is 0, under capture"
+            raise BadRequest("comm", actual, "a communicator made with NcclConfig(graph_usage_mode=2), or none")
         if is_captured:
             comm.in_graphs = True
         open_nccl_group()
@@ -134,13 +134,13 @@ def _reducing_call(ctx: CallContext, function: Any, count: int, *root: Any) -> C
 
 def _reduce_rows(ctx: CallContext, parts: Sequence[tuple[int, int]], row: int) -> CallWith:
     """Reductions of each rank's rows to that rank, as a group."""
-    call, x, out, mine = nccl.ncclReduce.unchecked, ctx.position("x"), ctx.position("out"), ctx.comm.rank
+    call, x, out, own_rank = nccl.ncclReduce.unchecked, ctx.position("x"), ctx.position("out"), ctx.comm.rank
     dtype, tail = ctx.dtype(), ctx.tail_arguments()
 
     def run(given: tuple[Argument, ...], number: int) -> int:
         def one(rank: int) -> int:
             first, count = parts[rank]
-            target = ctypes.c_void_p(int(given[out].real) if rank == mine else None)
+            target = ctypes.c_void_p(int(given[out].real) if rank == own_rank else None)
             source = ctypes.c_void_p(int(given[x].real) + first)
             size = ctypes.c_size_t(count * row)
             return int(call(source, target, size, dtype, ctypes.c_int(number), ctypes.c_int(rank), *tail))
@@ -157,7 +157,7 @@ def _with_op(ctx: CallContext, run: CallWith) -> Call:
         # NCCL computes a mean as a product and a sum, but has no product of fp8 for one rank, whose mean is the sum.
         number = int(RedOp.SUM if request.red_op is RedOp.AVG and comm.size == 1 else request.red_op)
         return lambda given: run(given, number)
-    dtype, made = ctx.dtype(), ctypes.c_int()
+    dtype, c_op = ctx.dtype(), ctypes.c_int()
     factor = np.array(request.factor).astype(request.x.dtype.numpy)
     at = None if request.device_factor is None else ctx.position("device_factor")
     residence = ctypes.c_int(HOST_IMMEDIATE if at is None else DEVICE)
@@ -165,11 +165,11 @@ def _with_op(ctx: CallContext, run: CallWith) -> Call:
     def call(given: tuple[Argument, ...]) -> int:
         scalar = ctypes.c_void_p(factor.ctypes.data if at is None else int(given[at].real))
         create = nccl.ncclRedOpCreatePreMulSum.unchecked
-        status = int(create(ctypes.byref(made), scalar, dtype, residence, comm.c_handle))
+        status = int(create(ctypes.byref(c_op), scalar, dtype, residence, comm.c_handle))
         if status not in (0, IN_PROGRESS):
             return status
-        status = run(given, made.value)
-        destroyed = int(nccl.ncclRedOpDestroy.unchecked(made, comm.c_handle))  # the call keeps its own reference
+        status = run(given, c_op.value)
+        destroyed = int(nccl.ncclRedOpDestroy.unchecked(c_op, comm.c_handle))  # the call keeps its own reference
         return status or destroyed
 
     return call
@@ -224,7 +224,7 @@ def _all_to_all(ctx: CallContext) -> Call:
 
 
 def _barrier(ctx: CallContext) -> Call:
-    """NCCL has no barrier: a sum of one byte of each rank is done when all have come."""
+    """NCCL has no barrier: a sum of one byte per rank ends only after all ranks have made the call."""
     token = ctypes.c_void_p(ctx.comm.barrier_token.ptr)
     arguments = (token, token, ctypes.c_size_t(1), ctypes.c_int(DTYPES[U8]), ctypes.c_int(0), *ctx.tail_arguments())
     return lambda _: int(nccl.ncclAllReduce.unchecked(*arguments))

@@ -1,4 +1,4 @@
-"""Collectives of NCCL that are groups of sends and receives, and the context of all its calls.
+"""Collectives of NCCL as groups of sends and receives, and the context of all calls of NCCL.
 
 NCCL begins the calls of a group together, so that ranks which send to one another do not wait. Follows
 https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/p2p.html.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["DTYPES", "IN_PROGRESS", "MAKERS", "CallContext", "row_elements", "row_offsets", "run_in_group"]
 
 # fmt: off
-DTYPES: dict[Dtype, int] = {  # of ncclDataType_t
+DTYPES: dict[Dtype, int] = {  # values of ncclDataType_t
     I8: 0, U8: 1, I32: 2, U32: 3, I64: 4, U64: 5, F16: 6, F32: 7, F64: 8, BF16: 9, F8E4M3: 10, F8E5M2: 11,
 }
 # fmt: on
@@ -39,7 +39,7 @@ class CallContext(NamedTuple):
     request: Any
     comm: NcclCommunicator
     executor: CudaExecutor
-    function: str  # of the row
+    function: str  # the function that the row names
     stream: Any  # a cudaStream_t, which a plan sets to its executor's stream before each call
 
     def tail_arguments(self) -> tuple[Any, Any]:
@@ -48,8 +48,8 @@ class CallContext(NamedTuple):
 
     def position(self, name: str) -> int:
         """The position of an operand's address in the plan's arguments."""
-        place: int = self.request.place_of(name)
-        return place
+        index: int = self.request.place_of(name)
+        return index
 
     def dtype(self) -> ctypes.c_int:
         """NCCL's number of the operands' dtype."""
@@ -57,7 +57,7 @@ class CallContext(NamedTuple):
 
 
 def row_elements(request: Any) -> int:
-    """The elements of a row, also if this rank has no rows."""
+    """The number of elements in a row, also if this rank has no rows."""
     return int(np.prod(request.x.shape[1:], dtype=np.int64))
 
 
@@ -99,11 +99,11 @@ def run_in_group(calls: Sequence[tuple[Callable[[int], int], int]]) -> int:
 
 def row_offsets(counts: Sequence[int] | None, row: int, size: int = 0) -> list[tuple[int, int]]:
     """The byte offset of each rank's rows, and their number."""
-    found, first = [], 0
+    offsets, first = [], 0
     for count in [1] * size if counts is None else counts:
-        found.append((first * row, count))
+        offsets.append((first * row, count))
         first += count
-    return found
+    return offsets
 
 
 def _receive_from_all(ctx: CallContext, counts: Sequence[int] | None, row: int) -> list[Message]:

@@ -1,7 +1,8 @@
 """Collectives in NumPy, from the operands of all ranks: used between threads on the host, and as the tests' reference.
 
 Sums, products and means of 8-bit and 16-bit floats are computed in f32 and rounded once; those of integers wrap around,
-and their means are truncated towards 0. Extremes ignore NaN if another rank has a number, as NCCL's kernels do.
+and their means are truncated towards 0. As in NCCL's kernels, minima and maxima ignore NaN if another rank has a
+number.
 """
 
 from __future__ import annotations
@@ -61,17 +62,17 @@ def call_signature(request: Any) -> str:
 
 
 def work_dtype(dtype: Any) -> np.dtype[Any]:
-    """The dtype in which the host reduces: integers and f64 in their own, others in f32."""
-    own: np.dtype[Any] = dtype.numpy
-    return own if own.kind in "iu" else work_of(dtype)
+    """The dtype in which the host reduces: integers and f64 in their own dtype, others in f32."""
+    dtype_of_operand: np.dtype[Any] = dtype.numpy
+    return dtype_of_operand if dtype_of_operand.kind in "iu" else work_of(dtype)
 
 
 def rank_input(request: Any, work: np.dtype[Any] | None = None) -> RankInput:
     """This rank's input of a request, copied, and converted to a working dtype if one is given."""
     x = getattr(request, "x", None)
     values = None if x is None else np.array(x if work is None else np.asarray(x).astype(work))
-    given = getattr(request, "device_factor", None)
-    factor = getattr(request, "factor", 1) if given is None else np.asarray(given).reshape(())
+    device_factor = getattr(request, "device_factor", None)
+    factor = getattr(request, "factor", 1) if device_factor is None else np.asarray(device_factor).reshape(())
     if values is not None and getattr(request, "reduce", None) is RedOp.PREMUL_SUM:
         factor = np.asarray(factor).astype(np.asarray(x).dtype).astype(values.dtype)  # NCCL rounds it to x's dtype
     return RankInput(values, factor, getattr(request, "send_counts", getattr(request, "counts", None)))
@@ -84,10 +85,10 @@ def reduce_inputs(parts: Sequence[RankInput], how: RedOp) -> Array:
     with np.errstate(all="ignore"):
         if how is RedOp.PREMUL_SUM:
             arrays = [array * kind(part.factor) for array, part in zip(arrays, parts, strict=True)]
-        found = functools.reduce(FUNCTIONS[how], arrays)
+        total = functools.reduce(FUNCTIONS[how], arrays)
         if how is RedOp.AVG:
-            found = mean(found, len(parts))
-    return np.asarray(found, kind)
+            total = mean(total, len(parts))
+    return np.asarray(total, kind)
 
 
 def mean(total: Array, count: int) -> Array:
@@ -123,7 +124,7 @@ def _join(arrays: Sequence[Any], counts: Sequence[int] | None) -> Array:
 
 
 def rank_result(request: Any, rank: int, parts: Sequence[RankInput]) -> Array | None:
-    """A rank's result, from the inputs of all ranks; None if it gets nothing."""
+    """A rank's result, from the inputs of all ranks; None if it gets no result."""
     op: str = request.op
     arrays: list[Array | None] = [part.x for part in parts]
     is_root = rank == getattr(request, "root", rank)
@@ -147,5 +148,5 @@ def rank_result(request: Any, rank: int, parts: Sequence[RankInput]) -> Array | 
 def evaluate(request: Any, work: np.dtype[Any]) -> Results:
     """The outputs, by name, of a request whose communicator has one rank; integers are computed as integers."""
     dtype = request.dtypes[0]
-    found = rank_result(request, 0, [rank_input(request, dtype.numpy if dtype.numpy.kind in "iu" else work)])
-    return {} if found is None else {"out": found}
+    result = rank_result(request, 0, [rank_input(request, dtype.numpy if dtype.numpy.kind in "iu" else work)])
+    return {} if result is None else {"out": result}

@@ -43,7 +43,7 @@ Counts = tuple[int, ...]
 
 
 class RedOp(Choice):
-    """How the elements of all ranks become one, by the numbers of `ncclRedOp_t`; PREMUL_SUM is made for each call."""
+    """The reduction, with the numbers of `ncclRedOp_t`; a PREMUL_SUM op is created for each call."""
 
     SUM = 0
     PROD = 1
@@ -58,9 +58,9 @@ class RanksRequest(OperandRequest[R_co]):
     """A call that all ranks of a communicator make, or two of them.
 
     Attributes:
-        comm: a World, or a communicator of one: its ranks take part. A request is of the communicator that the world
-            has when it is made, and fails once that has failed or was replaced.
-        library: "nccl", which on the host stands for what does the same there; None for any.
+        comm: the ranks: a World, or a communicator of one. A request uses the communicator that the world has when the
+            request is made, and fails once this communicator has failed or was replaced.
+        library: "nccl", which on the host selects its equivalent there; None for any.
     """
 
     reads: ClassVar[tuple[str, ...]] = ("x",)
@@ -104,13 +104,13 @@ class CollectiveRequest(RanksRequest["Tensor"]):
 
 @dataclass(frozen=True, eq=False)
 class ReducingRequest(CollectiveRequest):
-    """A call that makes one element of those that all ranks have in the same place.
+    """A call that reduces the operands of all ranks element by element.
 
     Attributes:
-        reduce: SUM, PROD, MAX, MIN, AVG, or PREMUL_SUM, the sum of elements that each rank has multiplied by its
-            factor. Sums and products of whole numbers wrap around in their dtype; AVG divides such a sum, as NCCL does,
-            and cuts off towards 0: u8 200 of three ranks gives 29.
-        factor: of PREMUL_SUM, this rank's own; a whole number for whole numbers.
+        reduce: SUM, PROD, MAX, MIN, AVG, or PREMUL_SUM: the sum of the operands, each multiplied by its rank's factor.
+            Sums and products of integers wrap around in their dtype. AVG divides such a sum, as NCCL does, and
+            truncates towards 0: the mean of u8 200 on three ranks is 29.
+        factor: this rank's factor of PREMUL_SUM; an integer if x has integers.
         device_factor: the factor in device memory, of one element and x's dtype; it is read while the call runs.
     """
 
@@ -122,7 +122,7 @@ class ReducingRequest(CollectiveRequest):
     device_factor: Tensor | None = None
 
     def check_part(self) -> None:
-        x: Tensor = getattr(self, "x")  # noqa: B009  # a field of each of the classes that derive from this one
+        x: Tensor = getattr(self, "x")  # noqa: B009  # a field of every derived class
         if self.device_factor is None and self.factor == 1.0:
             return
         if self.red_op is not RedOp.PREMUL_SUM:
@@ -135,22 +135,22 @@ class ReducingRequest(CollectiveRequest):
         elif x.dtype.numpy.kind in "iu":
             limits = np.iinfo(x.dtype.numpy)
             if self.factor != int(self.factor) or not limits.min <= self.factor <= limits.max:
-                wanted = f"a whole number from {limits.min} to {limits.max}, for x is {x.dtype}"
-                raise BadRequest("factor", repr(self.factor), wanted)
+                expected = f"a whole number from {limits.min} to {limits.max}, for x is {x.dtype}"
+                raise BadRequest("factor", repr(self.factor), expected)
 
     @property
     def red_op(self) -> RedOp:
-        """The reduction as a member."""
+        """The reduction as a member of RedOp."""
         return member(self.reduce)
 
 
 @dataclass(frozen=True, eq=False)
 class AllReduceRequest(ReducingRequest):
-    """One element of those of all ranks, in each place; all ranks get the result.
+    """Reduce the operands of all ranks element by element; all ranks get the result.
 
     Attributes:
-        x: of one shape and dtype on all ranks.
-        out: of x's shape and dtype; it may be x itself.
+        x: this rank's operand, of the same shape and dtype on all ranks.
+        out: the result, of x's shape and dtype; it may be x itself.
     """
 
     op: ClassVar[str] = "all_reduce"
@@ -164,12 +164,12 @@ class AllReduceRequest(ReducingRequest):
 
 @dataclass(frozen=True, eq=False)
 class BroadcastRequest(CollectiveRequest):
-    """What one rank has goes to all.
+    """Send one rank's operand to all ranks.
 
     Attributes:
-        x: of one shape and dtype on all ranks; only the root's is read.
-        root: the rank whose x it is.
-        out: of x's shape and dtype; it may be x itself.
+        x: of the same shape and dtype on all ranks; only the root's is read.
+        root: the rank whose x is sent.
+        out: the result, of x's shape and dtype; it may be x itself.
     """
 
     op: ClassVar[str] = "broadcast"
@@ -188,12 +188,13 @@ class BroadcastRequest(CollectiveRequest):
 
 @dataclass(frozen=True, eq=False)
 class AllGatherRequest(CollectiveRequest):
-    """What each rank has goes to all, in the order of ranks.
+    """Send the operand of each rank to all ranks; the result has them in rank order.
 
     Attributes:
-        x: of one shape and dtype on all ranks; with counts, each has its own number of rows.
-        counts: the rows that each rank has, the same on all ranks; None where all have one shape.
-        out: (ranks, *x.shape), of which x may be this rank's part; with counts all rows one behind the other.
+        x: this rank's operand, of the same shape and dtype on all ranks; with counts, the number of rows may differ.
+        counts: the number of rows of each rank, the same tuple on all ranks; None if all have the same shape.
+        out: the result, (ranks, *x.shape), or with counts the rows of all ranks, concatenated. x may be this rank's
+            part of it.
     """
 
     op: ClassVar[str] = "all_gather"
@@ -217,12 +218,14 @@ class AllGatherRequest(CollectiveRequest):
 
 @dataclass(frozen=True, eq=False)
 class ReduceScatterRequest(ReducingRequest):
-    """One element of those of all ranks, in each place; each rank gets a part of the result.
+    """Reduce the operands of all ranks element by element; each rank gets a part of the result.
 
     Attributes:
-        x: (ranks, …), of one shape and dtype on all ranks; with counts (rows, …).
-        counts: the rows that each rank gets, the same on all ranks; None where all get one shape.
-        out: x's shape without its first axis, which may be this rank's part of x; with counts this rank's rows.
+        x: (ranks, …), of the same shape and dtype on all ranks; with counts (rows, …).
+        counts: the number of rows that each rank gets, the same tuple on all ranks; None if all parts have the same
+            shape.
+        out: this rank's part, of x's shape without the first axis, or with counts this rank's rows. It may be this
+            rank's part of x.
     """
 
     op: ClassVar[str] = "reduce_scatter"
@@ -245,13 +248,13 @@ class ReduceScatterRequest(ReducingRequest):
 
 @dataclass(frozen=True, eq=False)
 class AllToAllRequest(CollectiveRequest):
-    """Each rank has a part for each rank, and gets one of each, in the order of ranks.
+    """Send a part of the operand to each rank, and receive a part from each, in rank order.
 
     Attributes:
-        x: (ranks, …), of one shape and dtype on all ranks; with counts (rows, …), those for rank 0 first.
-        send_counts: the rows for each rank; None where all parts have one shape.
-        recv_counts: the rows from each rank, which that rank's send_counts must have for this one.
-        out: of x's shape; with counts the rows from all ranks one behind the other.
+        x: (ranks, …), of the same shape and dtype on all ranks; with counts (rows, …), the rows for rank 0 first.
+        send_counts: the number of rows for each rank; None if all parts have the same shape.
+        recv_counts: the number of rows from each rank; it must equal that rank's send_counts for this rank.
+        out: the result, of x's shape; with counts the rows from all ranks, concatenated in rank order.
     """
 
     op: ClassVar[str] = "all_to_all"
@@ -267,10 +270,10 @@ class AllToAllRequest(CollectiveRequest):
         check_split("x", self.x, self.send_counts, self.ranks.size, "send_counts")
         if self.recv_counts is not None and self.send_counts is not None:
             check_counts("recv_counts", self.recv_counts, self.ranks.size)
-            mine = self.ranks.rank
-            if self.recv_counts[mine] != self.send_counts[mine]:
-                given = f"{self.recv_counts[mine]} from this rank itself"
-                raise BadRequest("recv_counts", given, f"{self.send_counts[mine]}, as send_counts has it")
+            rank = self.ranks.rank
+            if self.recv_counts[rank] != self.send_counts[rank]:
+                actual = f"{self.recv_counts[rank]} from this rank itself"
+                raise BadRequest("recv_counts", actual, f"{self.send_counts[rank]}, as send_counts has it")
 
     def outputs(self) -> dict[str, Output]:
         if self.recv_counts is None:
@@ -280,7 +283,7 @@ class AllToAllRequest(CollectiveRequest):
 
 # -- shapes and checks ------------------------------------------------------------------------------------------------
 def check_counts(name: str, counts: Any, size: int) -> None:
-    """BadRequest unless `counts` has a number of rows for each rank."""
+    """BadRequest unless `counts` is a tuple with a number of rows for each rank."""
     if not isinstance(counts, tuple) or len(counts) != size:
         raise BadRequest(name, repr(counts), f"a number of rows for each of {size} ranks")
     for count in counts:
@@ -304,7 +307,7 @@ def check_rows(name: str, tensor: Tensor, rows: int) -> None:
 
 
 def gathered_output(shape: Shape, dtype: Dtype, counts: Counts | None, size: int) -> Output:
-    """The output that gathers a part of one shape, or a number of rows, from each rank."""
+    """The output with the parts of all ranks: parts of the same shape, or with counts the rows of each rank."""
     return dense((size, *shape) if counts is None else (sum(counts), *shape[1:]), dtype)
 
 

@@ -41,7 +41,7 @@ __all__ = [
 
 
 class PartialResultRequest(CollectiveRequest):
-    """A call after which only some ranks have a result."""
+    """A call after which only some of the ranks have a result."""
 
     @property
     def device(self) -> Device:
@@ -74,12 +74,12 @@ class NoResultRequest(RanksRequest["None"]):
 
 @dataclass(frozen=True, eq=False)
 class ReduceToRequest(ReducingRequest):
-    """One element of those of all ranks, in each place; the root gets the result, the others None.
+    """Reduce the operands of all ranks element by element; the root gets the result, the others None.
 
     Attributes:
-        x: of one shape and dtype on all ranks.
+        x: this rank's operand, of the same shape and dtype on all ranks.
         root: the rank that gets the result.
-        out: of x's shape and dtype, on the root alone; it may be x itself.
+        out: the result, of x's shape and dtype, on the root only; it may be x itself.
     """
 
     op: ClassVar[str] = "reduce_to"
@@ -106,13 +106,13 @@ class ReduceToRequest(ReducingRequest):
 
 @dataclass(frozen=True, eq=False)
 class GatherToRequest(PartialResultRequest):
-    """What each rank has goes to the root, in the order of ranks; the others get None.
+    """Send the operand of each rank to the root, which gets them in rank order; the others get None.
 
     Attributes:
-        x: of one shape and dtype on all ranks; with counts, each has its own number of rows.
-        root: the rank that gets them.
-        counts: the rows that each rank has, the same on all ranks; None where all have one shape.
-        out: on the root alone, (ranks, *x.shape); with counts all rows one behind the other.
+        x: this rank's operand, of the same shape and dtype on all ranks; with counts, the number of rows may differ.
+        root: the rank that gets the result.
+        counts: the number of rows of each rank, the same tuple on all ranks; None if all have the same shape.
+        out: the result, on the root only: (ranks, *x.shape), or with counts the rows of all ranks, concatenated.
     """
 
     op: ClassVar[str] = "gather"
@@ -135,13 +135,14 @@ class GatherToRequest(PartialResultRequest):
 
 @dataclass(frozen=True, eq=False)
 class ScatterFromRequest(PartialResultRequest):
-    """The root has a part for each rank, which that gets.
+    """Send each rank its part of the root's operand.
 
     Attributes:
         x: on the root, (ranks, …), or (rows, …) with counts; None on the others.
-        root: the rank that has them.
-        counts: the rows that each rank gets, the same on all ranks; None where all get one shape.
-        out: this rank's part. Only the root may leave it open: the others cannot know its shape.
+        root: the rank that has x.
+        counts: the number of rows that each rank gets, the same tuple on all ranks; None if all parts have the same
+            shape.
+        out: this rank's part. Only the root may omit it, because the other ranks cannot know its shape.
     """
 
     op: ClassVar[str] = "scatter"
@@ -160,8 +161,8 @@ class ScatterFromRequest(PartialResultRequest):
         self.check_rank("root")
         rank = self.ranks.rank
         if (self.x is not None) != (rank == self.root):
-            given = "none" if self.x is None else str(self.x.layout)
-            raise BadRequest("x", given, f"one on rank {self.root}, the root, alone; this is rank {rank}")
+            actual = "none" if self.x is None else str(self.x.layout)
+            raise BadRequest("x", actual, f"one on rank {self.root}, the root, alone; this is rank {rank}")
         if self.x is not None:
             check_split("x", self.x, self.counts, self.ranks.size)
             return
@@ -180,10 +181,10 @@ class ScatterFromRequest(PartialResultRequest):
 
 @dataclass(frozen=True, eq=False)
 class SendRequest(NoResultRequest):
-    """What this rank has goes to another, which calls `recv`; gives back None.
+    """Send a tensor to another rank, which calls `recv`; returns None.
 
     Attributes:
-        x: of the shape and dtype that the other expects.
+        x: the tensor, of the shape and dtype that the other rank expects.
         peer: the other rank.
     """
 
@@ -203,10 +204,10 @@ class SendRequest(NoResultRequest):
 
 @dataclass(frozen=True, eq=False)
 class RecvRequest(PartialResultRequest):
-    """What another rank sends by `send`.
+    """Receive a tensor that another rank sends by `send`.
 
     Attributes:
-        out: where it goes, of the shape and dtype that it has.
+        out: the tensor that receives it, of the shape and dtype that the other rank sends.
         peer: the other rank.
     """
 
@@ -218,8 +219,8 @@ class RecvRequest(PartialResultRequest):
     peer: int
 
     def check_part(self) -> None:
-        given: Any = self.out
-        if given is None:
+        output: Any = self.out
+        if output is None:
             raise BadRequest("out", "none", "a tensor of the shape and dtype that the other rank sends")
         self.check_rank("peer")
 
@@ -229,12 +230,12 @@ class RecvRequest(PartialResultRequest):
 
 @dataclass(frozen=True, eq=False)
 class SendRecvRequest(PartialResultRequest):
-    """What this rank has goes to one rank, and that of another comes, both at once.
+    """Send a tensor to one rank and receive a tensor from another (or the same) rank, at the same time.
 
     Attributes:
-        x: what goes.
-        dest, source: the rank that it goes to, and the one whose x comes; either may be this one.
-        out: what comes, of its shape and dtype; like x where it is left open.
+        x: the tensor to send.
+        dest, source: the rank that gets x, and the rank whose x is received; either may be this rank.
+        out: the tensor that receives, of the shape and dtype that the source sends; by default like x.
     """
 
     op: ClassVar[str] = "sendrecv"
@@ -255,7 +256,7 @@ class SendRecvRequest(PartialResultRequest):
 
 @dataclass(frozen=True, eq=False)
 class BarrierRequest(NoResultRequest):
-    """Nobody goes on before all ranks have come: on the host this thread, on a GPU its stream. Gives back None."""
+    """Wait until all ranks have made this call: on the host the thread waits, on a GPU its stream. Returns None."""
 
     op: ClassVar[str] = "barrier"
     reads: ClassVar[tuple[str, ...]] = ()

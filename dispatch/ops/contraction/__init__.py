@@ -1,12 +1,12 @@
-"""Tensor contractions, reductions over modes, permutations and elementwise operations in cuTENSOR's terms; einsum.
+"""Tensor contractions, reductions over modes, permutations and elementwise operations as in cuTENSOR; einsum.
 
-Carried out by cuTENSOR, contractions that are matrix products by cuBLASLt, networks of small tensors by a kernel of
-this library, or by NumPy on the host. The files: base, request and elementwise (what may be asked), choices, modes (the
+cuTENSOR computes them; cuBLASLt contractions that are matrix products, a kernel of this library networks of small
+tensors, and NumPy all of them on the host. The files: base, request and elementwise (the requests), choices, modes (the
 letters of axes), rules, cutensor, cublaslt and permuted (the plans), product (which contractions are matrix products),
-tune, reference (what is right), bounds (how far a result may be off), cases. Of einsum: einsum (the request), paths,
-steps, sequence (the plan), einsum_reference; network, network_kernel, network_cost, network_rules and own_network, all
-steps by one launch; functions are functions as NumPy has them. Of block-sparse contractions: block_sparse (where blocks
-lie), block_sparse_tensor, and the same names behind them.
+tune, reference (the expected results), bounds (error bounds), cases. For einsum: einsum (the request), paths, steps,
+sequence (the plan), einsum_reference; network, network_kernel, network_cost, network_rules and own_network run all
+steps in one launch; functions has functions with NumPy's signatures. For block-sparse contractions: block_sparse (the
+layout of the blocks), block_sparse_tensor, and block_sparse_* files with the names above.
 """
 
 from __future__ import annotations

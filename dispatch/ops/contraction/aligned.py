@@ -1,7 +1,7 @@
 """Reductions of operands whose addresses are not multiples of 16 bytes: they are copied to such an address first.
 
-`cutensorReduce` of cuTENSOR 2.8.1 reads 16 bytes at a time at addresses that are multiples of 8, whatever alignment its
-descriptor was given: on an H200 that lost the device for f32 and f64 (`db->d` of 8 x 4, summed along the dense axis).
+`cutensorReduce` of cuTENSOR 2.8.1 reads 16 bytes at a time at addresses that are multiples of 8, ignoring the alignment
+in its descriptor: on an H200 that lost the device for f32 and f64 (`db->d` of 8 x 4, summed along the dense axis).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ALIGNMENT", "needs_aligned_copy", "plan"]
 
-ALIGNMENT = 16  # bytes, which cutensorReduce reads at a time
+ALIGNMENT = 16  # bytes that cutensorReduce reads at a time
 MEMORY = "aligned operand"
 
 
@@ -41,7 +41,7 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> PermutedPlan:
     if memory is None:  # cannot happen: the operand has elements
         raise Refused("needs an operand with elements, has none")
     strides, unique = dense_strides(order, sizes), "".join(dict.fromkeys(modes))
-    dense = tuple(strides.get(mode, 1) for mode in unique)  # others have one element: a rule refuses all else
+    dense = tuple(strides.get(mode, 1) for mode in unique)  # others have one element: a rule checks that
     layout = executor.device.layout(dtype, tuple(sizes[mode] for mode in unique), dense, memory.base)
     copied = Tensor(memory, memory.base, layout)
     copy = PermuteRequest(f"{modes}->{unique}", request.a, out=copied)
@@ -50,30 +50,30 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> PermutedPlan:
     )
     count = len(request.reads) + len(request.writes) + len(request.numbers)
     try:
-        made = executor.plan(copy), executor.plan(reduction)
+        plans = executor.plan(copy), executor.plan(reduction)
     except NoRow as error:
         raise Refused(f"no row takes the step {copy.describe()}") from error
     places = {name: request.place_of(name) for name in (*request.reads, *request.writes)}
     places |= {name: count - len(request.numbers) + number for number, name in enumerate(request.numbers)}
-    chosen = [
-        make_step(made[0], copy, {"a": places["a"], "out": count}),
-        make_step(made[1], reduction, places | {"a": count}),
+    chain = [
+        make_step(plans[0], copy, {"a": places["a"], "out": count}),
+        make_step(plans[1], reduction, places | {"a": count}),
     ]
-    return PermutedPlan(executor, row, chosen, (memory.base,), memory)
+    return PermutedPlan(executor, row, chain, (memory.base,), memory)
 
 
 def result_tensor(request: Any, executor: CudaExecutor) -> Tensor:
     """The result; if it is still to be allocated, a placeholder with its layout."""
-    given: Tensor | None = request.out
-    if given is not None:
-        return given
+    allocated: Tensor | None = request.out
+    if allocated is not None:
+        return allocated
     layout = request.layout_of("out")
-    made = executor.device.layout(layout.dtype, layout.shape, layout.strides, PLACEHOLDER_ADDRESS)
-    return Tensor(placeholder_storage(executor, layout.high), PLACEHOLDER_ADDRESS, made)
+    placeholder = executor.device.layout(layout.dtype, layout.shape, layout.strides, PLACEHOLDER_ADDRESS)
+    return Tensor(placeholder_storage(executor, layout.high), PLACEHOLDER_ADDRESS, placeholder)
 
 
 def make_step(made: Any, asked: Any, places: dict[str, int]) -> Step:
-    """A step whose arguments are taken from these places of the run's arguments, all others from its request."""
+    """A step that takes these arguments of the run, by index, and all others from its request."""
     order, constants = (*asked.reads, *asked.writes, *asked.numbers), asked.arguments({})
     slots = tuple(places.get(name, -1) for name in order)
     return Step(made, slots, {k: constants[k] for k, slot in enumerate(slots) if slot < 0})

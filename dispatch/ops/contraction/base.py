@@ -1,4 +1,4 @@
-"""What the requests of this family have in common: a spec, operators, a compute type, factors given by value."""
+"""The common fields of this family's requests: a spec, operators, a compute type, factors passed by value."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ class ModesRequest(ScaledRequest["Tensor"]):
 
     Attributes:
         spec: the modes of each operand and of the result: a letter for each axis, such as "ik,kj->ij"; or lists of
-            modes, [["row", "sum"], ["sum", "col"], ["row", "col"]]. A mode that one operand has twice is its diagonal.
+            modes, [["row", "sum"], ["sum", "col"], ["row", "col"]]. A mode that an operand has twice is its diagonal.
         compute: the precision of products and sums: a Compute or its name ("tf32", "3xtf32", "9x16bf"); None takes
-            that of the dtypes, f32 for f16, bf16 and f32, f64 for f64. Others run only where they are asked for.
-        alpha: a number, complex ones for complex tensors alone.
-        library: the one whose rows alone are asked, such as "cutensor"; None asks all in the table's order.
+            that of the dtypes, f32 for f16, bf16 and f32, f64 for f64. Others are used only on request.
+        alpha: a number; complex numbers for complex tensors only.
+        library: use only this library's rows, such as "cutensor"; None considers all rows in the table's order.
     """
 
     numbers: ClassVar[tuple[str, ...]] = ("alpha",)
     unpacked: ClassVar[Unpacked | None] = Unpacked(numbers=("alpha",))
-    tensors_of_spec: ClassVar[tuple[str, ...]]  # the operands that the spec is about
+    tensors_of_spec: ClassVar[tuple[str, ...]]  # the operands whose modes the spec names
     unary: ClassVar[dict[str, str]] = {}  # fields of operators of one element, with the operand of each
     binary: ClassVar[tuple[str, ...]] = ()
     spec: str | Sequence[Any]
@@ -64,40 +64,40 @@ class ModesRequest(ScaledRequest["Tensor"]):
 
     @property
     def result_modes(self) -> str:
-        """Those of the result, in its order."""
+        """The modes of the result, in its order."""
         return self.parsed[1]
 
     def modes_of(self, name: str) -> str:
-        """Those of an operand; what is added has the result's."""
+        """The modes of an operand; the added operand has those of the result."""
         if name in self.tensors_of_spec:
             return self.parsed[0][self.tensors_of_spec.index(name)]
         return self.parsed[1]
 
     @cached_property
     def sizes(self) -> dict[str, int]:
-        """The extent of each mode; of one that only the result has that of what is added, or of `out`."""
-        named = [(name, self.modes_of(name), getattr(self, name).shape) for name in self.tensors_of_spec]
-        beside = [name for name in (self.added, "out") if name not in self.tensors_of_spec]
-        for name in beside:
+        """The extent of each mode; for a mode that only the result has, that of the added operand, or of `out`."""
+        shapes = [(name, self.modes_of(name), getattr(self, name).shape) for name in self.tensors_of_spec]
+        others = [name for name in (self.added, "out") if name not in self.tensors_of_spec]
+        for name in others:
             tensor: Tensor | None = getattr(self, name, None)
             if tensor is not None:
-                named.append((name, self.parsed[1], tensor.shape))
-        found = extents_of(named, str(self.spec))
+                shapes.append((name, self.parsed[1], tensor.shape))
+        extents = extents_of(shapes, str(self.spec))
         for mode in self.parsed[1]:
-            if mode not in found:
+            if mode not in extents:
                 raise BadRequest("spec", f"{self.spec!r}: no operand has {mode}", "modes that an operand has")
-        return found
+        return extents
 
     @property
     def shape(self) -> Shape:
-        """That of the result."""
+        """The shape of the result."""
         return tuple(self.sizes[mode] for mode in self.parsed[1])
 
     # -- the contract of OperandRequest -----------------------------------------------------------------------------
     @property
     def dtypes(self) -> tuple[Dtype | None, ...]:
-        given = (getattr(self, name).dtype for name in self.tensors_of_spec)
-        return (*given, self.layout_of("out").dtype)
+        operand_dtypes = (getattr(self, name).dtype for name in self.tensors_of_spec)
+        return (*operand_dtypes, self.layout_of("out").dtype)
 
     @property
     def factor_dtype(self) -> Dtype:
@@ -105,9 +105,9 @@ class ModesRequest(ScaledRequest["Tensor"]):
 
     @property
     def result_dtype(self) -> Dtype:
-        """That of `out` where it is left out: the first operand's, complex where one is."""
-        given: list[Dtype] = [getattr(self, name).dtype for name in self.tensors_of_spec]
-        return next((dtype for dtype in given if dtype.is_complex), given[0])
+        """The dtype of `out` if it is omitted: that of the first complex operand if there is one, else of the first."""
+        operand_dtypes: list[Dtype] = [getattr(self, name).dtype for name in self.tensors_of_spec]
+        return next((dtype for dtype in operand_dtypes if dtype.is_complex), operand_dtypes[0])
 
     def outputs(self) -> dict[str, Output]:
         added: Tensor | None = getattr(self, self.added, None)
@@ -130,36 +130,36 @@ class ModesRequest(ScaledRequest["Tensor"]):
             check_binary(field, getattr(self, field), self.result_dtype)
 
     def describe(self) -> str:
-        """One line: op, spec, layouts, and what is not as it has it by default."""
+        """One line: op, spec, layouts, and the fields that differ from their defaults."""
         parts = [f"{name} {tensor.layout}" for name, tensor, _ in self.tensors()]
-        left = {"spec", *self.reads, *self.writes}
+        skipped = {"spec", *self.reads, *self.writes}
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name not in left and value is not field.default and value != field.default:
+            if field.name not in skipped and value is not field.default and value != field.default:
                 parts.append(f"{field.name}={getattr(value, 'name', value)}")
         return f"{self.op}({shown_spec(str(self.spec))!r}, {', '.join(parts)})"
 
     def operator(self, field: str) -> TensorOp:
-        """An operator as libraries are told it: real numbers are their own conjugates."""
-        given: TensorOp = member(getattr(self, field))
+        """An operator in the form that libraries get: real numbers are their own conjugates."""
+        op: TensorOp = member(getattr(self, field))
         tensor: Tensor | None = getattr(self, self.unary[field])
         is_real = tensor is None or not tensor.dtype.is_complex
-        return TensorOp.IDENTITY if given is TensorOp.CONJ and is_real else given
+        return TensorOp.IDENTITY if op is TensorOp.CONJ and is_real else op
 
 
 def check_unary(field: str, value: Any, operand: Tensor | None) -> None:
-    """BadRequest unless a value is an operator of one element that has a meaning for the operand's dtype."""
-    found = check_enum(field, value, TensorOp)
-    if found in BINARY:
-        raise BadRequest(field, found.name, "an operator of one element", "such as RELU, EXP or CONJ")
-    if operand is not None and operand.dtype.is_complex and found in ORDERED:
-        raise BadRequest(field, found.name, f"one that {operand.dtype} has: complex numbers have no order")
+    """BadRequest unless a value is an operator of one element that is defined for the operand's dtype."""
+    op = check_enum(field, value, TensorOp)
+    if op in BINARY:
+        raise BadRequest(field, op.name, "an operator of one element", "such as RELU, EXP or CONJ")
+    if operand is not None and operand.dtype.is_complex and op in ORDERED:
+        raise BadRequest(field, op.name, f"one that {operand.dtype} has: complex numbers have no order")
 
 
 def check_binary(field: str, value: Any, dtype: Dtype) -> None:
-    """BadRequest unless a value is an operator of two elements that has a meaning for a dtype."""
-    found = check_enum(field, value, TensorOp)
-    if found not in BINARY:
-        raise BadRequest(field, found.name, shown([op.name for op in BINARY]))
-    if dtype.is_complex and found in ORDERED:
-        raise BadRequest(field, found.name, f"ADD or MUL: {dtype} numbers have no order")
+    """BadRequest unless a value is an operator of two elements that is defined for a dtype."""
+    operation = check_enum(field, value, TensorOp)
+    if operation not in BINARY:
+        raise BadRequest(field, operation.name, shown([op.name for op in BINARY]))
+    if dtype.is_complex and operation in ORDERED:
+        raise BadRequest(field, operation.name, f"ADD or MUL: {dtype} numbers have no order")

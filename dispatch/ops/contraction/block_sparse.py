@@ -1,6 +1,7 @@
-"""BlockSparseForm: which blocks a block-sparse tensor has, and where they lie in memory. Pure arithmetic.
+"""BlockSparseForm: the blocks that a block-sparse tensor stores, and their offsets in memory. Only arithmetic.
 
-Each axis is cut into sections; the sections of all axes cut the tensor into blocks, of which some are there and all
+Each axis is cut into sections. The sections of all axes cut the tensor into blocks; some are stored, all others are 0.
+Follows `cutensorCreateBlockSparseTensorDescriptor`,
 others are 0. Follows `cutensorCreateBlockSparseTensorDescriptor`,
 https://docs.nvidia.com/cuda/cutensor/latest/api/cutensor.html.
 """
@@ -24,22 +25,23 @@ if TYPE_CHECKING:
 __all__ = ["ALIGNMENT", "BlockSparseForm", "block_offsets", "check_form", "has_gaps", "reachable", "size_of"]
 
 Shape = tuple[int, ...]
-ALIGNMENT = 256  # bytes: at multiples of it blocks begin, as memory of their own would
+ALIGNMENT = 256  # bytes: the offset of each block is a multiple of it, like the address of newly allocated memory
 MAX_EXTENT = 2**62
 
 
 @names_arguments
 @dataclass(frozen=True)
 class BlockSparseForm:
-    """What of a block-sparse tensor is no memory.
+    """The description of a block-sparse tensor, without its elements.
 
-    Its elements lie in one dense tensor of one axis: the blocks one behind another, each in C order, from multiples of
-    256 bytes on. What lies between them is not read, and is 0 in results, unless they are what they are added to.
+    The elements are in one dense tensor of one axis: the blocks in sequence, each in C order, at offsets that are
+    multiples of 256 bytes. Elements between the blocks are not read. In results they are 0, unless the result is also
+    the added operand.
 
     Attributes:
         sections: for each axis the extents of its sections, each 1 or more: ((4, 2), (2, 3, 7)).
-        blocks: for each block that is there the number of its section along each axis: ((0, 0), (1, 2)), in the order
-            in which they lie in memory; each once.
+        blocks: for each stored block the index of its section along each axis: ((0, 0), (1, 2)), in the order of the
+            blocks in memory; each once.
     """
 
     sections: tuple[Shape, ...]
@@ -59,15 +61,15 @@ class BlockSparseForm:
             raise BadRequest("blocks", f"{list(twice)} twice", "each block once")
         object.__setattr__(self, "sections", sections)
         object.__setattr__(self, "blocks", blocks)
-        object.__setattr__(self, "_hash", hash((sections, blocks)))  # of long tuples, which each call would take anew
+        object.__setattr__(self, "_hash", hash((sections, blocks)))  # hashing long tuples in each call would be slow
 
     def __hash__(self) -> int:
-        found: int = vars(self)["_hash"]
-        return found
+        value: int = vars(self)["_hash"]
+        return value
 
     @property
     def shape(self) -> Shape:
-        """That of the tensor with its zeros."""
+        """The shape of the tensor including its zeros."""
         return tuple(map(sum, self.sections))
 
     @property
@@ -79,7 +81,7 @@ class BlockSparseForm:
         return tuple(one[place] for one, place in zip(self.sections, block, strict=True))
 
     def slices_of(self, block: Shape) -> tuple[slice, ...]:
-        """Where a block is in the tensor with its zeros."""
+        """The location of a block in the tensor including its zeros."""
         offsets = [sum(one[:place]) for one, place in zip(self.sections, block, strict=True)]
         return tuple(slice(at, at + extent) for at, extent in zip(offsets, self.shape_of(block), strict=True))
 
@@ -90,7 +92,7 @@ class BlockSparseForm:
 
 
 def items(name: str, given: Any) -> Sequence[Any]:
-    """What is in a tuple or list; BadRequest for anything else."""
+    """The items of a tuple or list; BadRequest for anything else."""
     if not isinstance(given, (tuple, list)):
         raise BadRequest(name, shown(given), "a tuple or list")
     return given
@@ -98,10 +100,10 @@ def items(name: str, given: Any) -> Sequence[Any]:
 
 def _block(number: int, given: Any, sections: tuple[Shape, ...]) -> Shape:
     name = f"blocks[{number}]"
-    found = items(name, given)
-    if len(found) != len(sections):
+    indices = items(name, given)
+    if len(indices) != len(sections):
         raise BadRequest(name, shown(given), f"{len(sections)} numbers, one for each axis")
-    return tuple(check_int(name, place, 0, len(one) - 1) for place, one in zip(found, sections, strict=True))
+    return tuple(check_int(name, place, 0, len(one) - 1) for place, one in zip(indices, sections, strict=True))
 
 
 def check_form(name: str, given: object) -> BlockSparseForm:
@@ -114,7 +116,7 @@ def check_form(name: str, given: object) -> BlockSparseForm:
 
 @lru_cache(4096)
 def block_offsets(form: BlockSparseForm, dtype: Dtype) -> tuple[int, ...]:
-    """Where each block begins, in elements, and where the last one ends."""
+    """The offset of each block, in elements, and the end of the last one."""
     step = ALIGNMENT // dtype.itemsize
     sizes = [math.prod(form.shape_of(block)) for block in form.blocks]
     offsets = [0, *accumulate(-(-size // step) * step for size in sizes)]
@@ -123,28 +125,28 @@ def block_offsets(form: BlockSparseForm, dtype: Dtype) -> tuple[int, ...]:
 
 
 def size_of(form: BlockSparseForm, dtype: Dtype) -> int:
-    """The elements of the tensor of one axis that holds a form's blocks."""
+    """The number of elements of the tensor of one axis that holds a form's blocks."""
     return block_offsets(form, dtype)[-1]
 
 
 def has_gaps(form: BlockSparseForm, dtype: Dtype) -> bool:
-    """Whether anything lies between blocks."""
+    """Whether there are elements between blocks."""
     return size_of(form, dtype) != sum(math.prod(form.shape_of(block)) for block in form.blocks)
 
 
 @lru_cache(1024)
 def reachable(modes: tuple[str, ...], output: str, forms: tuple[BlockSparseForm, BlockSparseForm]) -> BlockSparseForm:
-    """The blocks of a contraction's result that a pair of blocks adds to, in the order of their places."""
+    """The blocks of a contraction's result that a pair of blocks contributes to, in the order of their coordinates."""
     first, second = forms
-    known, found = dict(sections_by_mode(modes, forms)), set()
+    sections, blocks = dict(sections_by_mode(modes, forms)), set()
     for one, other in matching_blocks(modes, first.blocks, second.blocks):
         at = {**dict(zip(modes[0], one, strict=True)), **dict(zip(modes[1], other, strict=True))}
-        found.add(tuple(at[mode] for mode in output))
-    return BlockSparseForm(tuple(known[mode] for mode in output), tuple(sorted(found)))
+        blocks.add(tuple(at[mode] for mode in output))
+    return BlockSparseForm(tuple(sections[mode] for mode in output), tuple(sorted(blocks)))
 
 
 def sections_by_mode(modes: tuple[str, ...], forms: Sequence[BlockSparseForm]) -> Iterable[tuple[str, Shape]]:
-    """The sections along each mode, of each tensor that has it."""
+    """The sections along each mode, for each tensor that has it."""
     for term, form in zip(modes, forms, strict=True):
         yield from zip(term, form.sections, strict=True)
 
@@ -152,12 +154,12 @@ def sections_by_mode(modes: tuple[str, ...], forms: Sequence[BlockSparseForm]) -
 def matching_blocks(
     modes: tuple[str, ...], first: Sequence[Shape], second: Sequence[Shape]
 ) -> Iterable[tuple[Shape, Shape]]:
-    """Each pair of blocks, one of each tensor, that are alike along the modes of both."""
+    """Each pair of blocks, one of each tensor, that have the same index along the common modes."""
     shared = [mode for mode in modes[0] if mode in modes[1]]
     at = [[term.index(mode) for mode in shared] for term in modes]
-    known: dict[Shape, list[Shape]] = {}
+    by_index: dict[Shape, list[Shape]] = {}
     for other in second:
-        known.setdefault(tuple(other[axis] for axis in at[1]), []).append(other)
+        by_index.setdefault(tuple(other[axis] for axis in at[1]), []).append(other)
     for one in first:
-        for other in known.get(tuple(one[axis] for axis in at[0]), ()):
+        for other in by_index.get(tuple(one[axis] for axis in at[0]), ()):
             yield one, other

@@ -31,19 +31,19 @@ SECTIONS = {
     "p": (16, 8, 24), "q": (32, 16), "r": (8, 16, 32),
     "i": (4, 2, 3, 4, 5), "j": (2, 3, 7), "k": (3, 1, 8, 2), "l": (5, 5), "m": (1, 6, 2), "n": (16, 3), "o": (1, 1, 9),
 }  # fmt: skip
-GAP = 64  # elements beside what is watched, so that blocks begin where they are to
+GAP = 64  # elements around the checked memory, so that blocks have the required alignment
 
 
 class Form(NamedTuple):
-    """What is asked for, and which share of the blocks is there."""
+    """The options of a request, and the share of the blocks that is stored."""
 
     name: str
     spec: str
-    options: dict[str, Any] = {}  # noqa: RUF012  # nobody adds to it
+    options: dict[str, Any] = {}  # noqa: RUF012  # never modified
     share: float = 0.5
     added: bool = False
     in_place: bool = False
-    other_form: bool = False  # a result with blocks that nothing adds to, and without some that something does
+    other_form: bool = False  # a result with blocks without contributions, and without some that have one
     given: bool = False
 
 
@@ -70,17 +70,17 @@ def block_sparse_cases(row: Row) -> list[MadeCase]:
 
 
 def check(form: Form, row: Row, name: str, device: Device, rng: np.random.Generator) -> Check:
-    """A case with fresh operands; what lies between blocks is NaN."""
+    """A case with fresh operands; elements between blocks are NaN."""
     inputs, output = form.spec.split("->")
-    dtype, fields, kept = row.dtypes[0], {**form.options}, {}
+    dtype, fields, forms = row.dtypes[0], {**form.options}, {}
     is_complex = dtype.is_complex
     for key in ("alpha", "beta"):
         if is_complex and fields.get(key):
             fields[key] *= 0.6 + 0.8j
     for operand, modes in zip("ab", inputs.split(","), strict=True):
         share = 1.0 if form.share == 0 and operand == "b" else form.share
-        kept[operand] = fields[f"{operand}_form"] = random_form(rng, modes, share)
-        fields[operand] = place_values(device, random_blocks(rng, dtype, kept[operand])).view
+        forms[operand] = fields[f"{operand}_form"] = random_form(rng, modes, share)
+        fields[operand] = place_values(device, random_blocks(rng, dtype, forms[operand])).view
     if form.other_form:
         fields["out_form"] = random_form(rng, output, 0.7)
     written: tuple[GuardedBuffer, ...] = ()
@@ -96,7 +96,7 @@ def check(form: Form, row: Row, name: str, device: Device, rng: np.random.Genera
 
 
 def random_form(rng: np.random.Generator, modes: str, share: float) -> BlockSparseForm:
-    """A share of all blocks, in any order; two at least, unless the share is 0."""
+    """A random share of all blocks, in any order; at least two, unless the share is 0."""
     sections = tuple(SECTIONS[mode] for mode in modes)
     every = list(product(*(range(len(one)) for one in sections)))
     count = 0 if share == 0 else min(len(every), max(2, round(share * len(every))))
@@ -104,7 +104,7 @@ def random_form(rng: np.random.Generator, modes: str, share: float) -> BlockSpar
 
 
 def random_blocks(rng: np.random.Generator, dtype: Dtype, form: BlockSparseForm) -> Array:
-    """Normal numbers in the blocks of a form, complex ones in both parts, and NaN between them."""
+    """Normally distributed numbers in the blocks of a form, complex ones in both parts, and NaN between them."""
     flat = np.full(size_of(form, dtype), np.nan, dtype.numpy)
     for block in blocks_of(flat, form, block_offsets(form, dtype)).values():
         parts = [rng.standard_normal(block.shape) for _ in range(1 + dtype.is_complex)]
@@ -113,13 +113,13 @@ def random_blocks(rng: np.random.Generator, dtype: Dtype, form: BlockSparseForm)
 
 
 def place_values(device: Device, values: Array) -> GuardedBuffer:
-    """A tensor of one axis at the beginning of its memory, with poison behind it."""
+    """A tensor of one axis at the start of its memory, with poison after it."""
     return place(device, values, gap=GAP, aligned=True)
 
 
 # -- wrong results that every case must reject: see `dispatch/testing/mutations.py` -----------------------------------
 def first_block(request: Any, name: str) -> tuple[int, int]:
-    """Where the largest block of an operand begins and ends, in elements."""
+    """The first element of an operand's largest block, and the end of it."""
     form = request.form_of(name)
     sizes = [math.prod(form.shape_of(block)) for block in form.blocks]
     begin = block_offsets(form, request.a.dtype)[sizes.index(max(sizes))]
@@ -127,7 +127,7 @@ def first_block(request: Any, name: str) -> tuple[int, int]:
 
 
 def block_left_out(request: Any) -> Results | None:
-    """The largest block of a taken to be 0."""
+    """The result if the largest block of a were 0."""
     if request.op != "contract_block_sparse" or not request.a_form.blocks:
         return None
     values = np.array(request.a)
@@ -149,7 +149,7 @@ def block_column_major(request: Any) -> Results | None:
 
 
 def c_of_other_sign(request: Any) -> Results | None:
-    """Beta of the other sign, where something is added by it."""
+    """Beta with the other sign, if something is added."""
     if request.op != "contract_block_sparse" or not request.reads_c:
         return None
     return block_sparse_evaluate(replace(request, beta=-request.factor("beta"), out=None), EXACT)

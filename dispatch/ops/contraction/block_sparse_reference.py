@@ -1,4 +1,4 @@
-"""What is right of block-sparse contractions, in NumPy, pair of blocks by pair; and how far a result may be off."""
+"""The expected results of block-sparse contractions, by NumPy, for each pair of blocks; and their error bounds."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ Block = tuple[int, ...]
 
 
 def blocks_of(flat: Array, form: BlockSparseForm, offsets: tuple[int, ...]) -> dict[Block, Array]:
-    """Views of the blocks in a tensor of one axis, by their places."""
-    found = {}
-    for block, offset in zip(form.blocks, offsets, strict=False):  # the last number is the end
+    """Views of the blocks in a tensor of one axis, by block index."""
+    blocks = {}
+    for block, offset in zip(form.blocks, offsets, strict=False):  # the last offset is the end
         shape = form.shape_of(block)
-        found[block] = flat[offset : offset + math.prod(shape)].reshape(shape)
-    return found
+        blocks[block] = flat[offset : offset + math.prod(shape)].reshape(shape)
+    return blocks
 
 
 def gap_mask(form: BlockSparseForm, offsets: tuple[int, ...]) -> Array:
-    """Which elements of a tensor of one axis are no block's."""
-    found = np.ones(offsets[-1], bool)
-    for block in blocks_of(found, form, offsets).values():
+    """A mask of the elements of a tensor of one axis that belong to no block."""
+    mask = np.ones(offsets[-1], bool)
+    for block in blocks_of(mask, form, offsets).values():
         block[...] = False
-    return found
+    return mask
 
 
 def block_sparse_evaluate(request: ContractBlockSparseRequest, work: np.dtype[Any]) -> Results:
-    """D = alpha · Σ A · B + beta · C, of the blocks that D has; between them is 0."""
+    """D = alpha · Σ A · B + beta · C, for the blocks of D; 0 between them."""
     return {"out": _sum(request, work, np.asarray)}
 
 
 def _sum(request: ContractBlockSparseRequest, work: np.dtype[Any], of: Callable[[Any], Any]) -> Array:
-    """The result, of what `of` makes of the elements and the factors."""
+    """The result, with the function `of` applied to the elements and the factors."""
     (in_a, in_b), output = request.parsed
     dtype, form = request.a.dtype, request.d_form
     a, b = (
@@ -68,21 +68,21 @@ def _sum(request: ContractBlockSparseRequest, work: np.dtype[Any], of: Callable[
     if alpha != 0:
         out = blocks_of(flat, form, offsets)
         for one, other in matching_blocks((in_a, in_b), request.a_form.blocks, request.b_form.blocks):
-            known = {**dict(zip(in_a, one, strict=True)), **dict(zip(in_b, other, strict=True))}
-            target = out.get(tuple(known[mode] for mode in output))
+            index_of = {**dict(zip(in_a, one, strict=True)), **dict(zip(in_b, other, strict=True))}
+            target = out.get(tuple(index_of[mode] for mode in output))
             if target is not None:
                 target += einsum_of([a[one], b[other]], [in_a, in_b], output)
         flat *= alpha
     if request.reads_c:
         flat += beta * of(work_array(request.c, work))
-    flat[gap_mask(form, offsets)] = 0  # whatever c has there
+    flat[gap_mask(form, offsets)] = 0  # even if c has other values there
     return flat
 
 
 def block_sparse_bounds(request: Any, expected: Results) -> Results:
-    """How far each element may be off: a sum of n walks like √n of its roundoffs.
+    """The error bound of each element: that of a sum of n grows with √n of its roundoffs.
 
-    Between blocks is 0; where the result is what is added to, it may be anything.
+    Between blocks the result is 0; if the result is also the added operand, it may be anything there.
     """
     out, dtype, form = expected["out"], request.a.dtype, request.d_form
     unit = (2.0**-53 if dtype in (F64, C128) else 2.0**-24) * (2 if dtype.is_complex else 1)
@@ -96,6 +96,6 @@ def block_sparse_bounds(request: Any, expected: Results) -> Results:
 
 
 def numpy_block_sparse(request: Any, executor: object, row: Row) -> NumpyPlan:
-    """A plan that computes with NumPy: in f64 where the operands are f64 or c128, else in f32."""
+    """A plan that computes with NumPy: in f64 if the operands are f64 or c128, else in f32."""
     del executor
     return NumpyPlan(row, block_sparse_evaluate, work_of(request.a.dtype))

@@ -1,5 +1,5 @@
-"""ContractBlockSparseRequest: a contraction of tensors of which some blocks are there. Making one validates it; this
-file calls nothing.
+"""ContractBlockSparseRequest: a contraction of tensors that store only some blocks. Making one validates it; this
+file calls no library.
 
 Follows `cutensorCreateBlockSparseContraction`, https://docs.nvidia.com/cuda/cutensor/latest/api/cutensor.html.
 """
@@ -31,27 +31,26 @@ DTYPES = (F32, F64, C64, C128)
 
 @dataclass(frozen=True, eq=False)
 class ContractBlockSparseRequest(ScaledRequest["Tensor"]):
-    """D = alpha · Σ A · B + beta · C over block-sparse tensors; of D those blocks are computed that it has.
+    """D = alpha · Σ A · B + beta · C over block-sparse tensors; only the blocks of D's form are computed.
 
-    Operands are the elements of the blocks that are there, in one tensor of one axis, each with its `BlockSparseForm`;
+    Operands are the elements of the stored blocks, in one tensor of one axis, each with its `BlockSparseForm`;
     a `BlockSparseTensor` unpacks into both: contract_block_sparse("ik,kj->ij", *a, *b). A mode has the same sections
     in all tensors.
 
     Attributes:
         spec: the modes of a, b and the result: "ik,kj->ij", or lists of modes. A tensor has each mode once.
-        a: the blocks of A, of `a_form`, one behind another; f32, f64, c64 or c128.
-        a_form: which blocks A has.
+        a: the blocks of A, of `a_form`, in sequence; f32, f64, c64 or c128.
+        a_form: the stored blocks of A.
         b: the blocks of B, of a's dtype.
-        b_form: which blocks B has.
-        out_form: which blocks D, and c, have: others are not computed, and those that nothing adds to are 0. None for
-            all that a pair of blocks of A and B adds to, in the order of their coordinates.
-        c: the blocks that are added as beta · C, of `out_form`; it may be `out` itself, and is not read where beta is
-            0.
-        alpha: a number, complex ones for complex tensors alone.
-        beta: a number; left open it is 1 where there is a c. Without one it is 0.
-        reproducible: whether the result is the same bit by bit in each run, which may take longer (cuTENSOR 2.8).
-        compute: a Compute or its name; None takes that of the dtype, f32 or f64, and there are no others.
-        library: the one whose rows alone are asked, "cutensor"; None asks all in the table's order.
+        b_form: the stored blocks of B.
+        out_form: the blocks of D and c: others are not computed, and those that nothing contributes to are 0. None for
+            all blocks that a pair of blocks of A and B contributes to, in the order of their coordinates.
+        c: the blocks that are added as beta · C, of `out_form`; it may be `out` itself, and is not read if beta is 0.
+        alpha: a number; complex numbers for complex tensors only.
+        beta: a number; the default is 1 if there is a c, else 0.
+        reproducible: whether the result is bitwise the same in each run, which may take longer (cuTENSOR 2.8).
+        compute: a Compute or its name; None takes that of the dtype, f32 or f64; there are no others.
+        library: use only this library's rows, "cutensor"; None considers all rows in the table's order.
         out: the blocks of D, of `out_form`.
     """
 
@@ -98,7 +97,7 @@ class ContractBlockSparseRequest(ScaledRequest["Tensor"]):
         return reachable(self.parsed[0], self.parsed[1], (self.a_form, self.b_form))
 
     def modes_of(self, name: str) -> str:
-        """Those of an operand; what is added has the result's."""
+        """The modes of an operand; the added operand has those of the result."""
         return self.parsed[0]["ab".index(name)] if name in ("a", "b") else self.parsed[1]
 
     def form_of(self, name: str) -> BlockSparseForm:
@@ -129,7 +128,7 @@ class ContractBlockSparseRequest(ScaledRequest["Tensor"]):
         self.check_factors()
 
     def _check_forms(self) -> None:
-        """A mode has one cut into sections, and each tensor has a mode once."""
+        """Check that each mode has the same sections in all tensors, and that each tensor has a mode once."""
         check_form("a_form", self.a_form)
         check_form("b_form", self.b_form)
         if self.out_form is not None:
@@ -139,25 +138,25 @@ class ContractBlockSparseRequest(ScaledRequest["Tensor"]):
         for name in ("a", "b"):
             modes, form = self.modes_of(name), self.form_of(name)
             if len(modes) != form.ndim:
-                given = f"{form.ndim} axes, {list(form.shape)}"
+                actual = f"{form.ndim} axes, {list(form.shape)}"
                 raise BadRequest(
-                    f"{name}_form", given, f"{len(modes)}, for it has the modes {modes!r} in {self.spec!r}"
+                    f"{name}_form", actual, f"{len(modes)}, for it has the modes {modes!r} in {self.spec!r}"
                 )
             if len(set(modes)) < len(modes):
                 raise BadRequest("spec", f"{self.spec!r}: {name} has a mode twice", "each mode once in a tensor")
-        known: dict[str, tuple[tuple[int, ...], str]] = {}
+        sections_of: dict[str, tuple[tuple[int, ...], str]] = {}
         for name in ("a", "b", *(("out",) if self.out_form is not None else ())):
             modes, form = self.modes_of(name), self.form_of(name)
             if len(modes) != form.ndim:
-                given = f"{form.ndim} axes, {list(form.shape)}"
-                raise BadRequest("out_form", given, f"{len(modes)}, for the result has the modes {modes!r}")
+                actual = f"{form.ndim} axes, {list(form.shape)}"
+                raise BadRequest("out_form", actual, f"{len(modes)}, for the result has the modes {modes!r}")
             for mode, sections in zip(modes, form.sections, strict=True):
-                first, whose = known.setdefault(mode, (sections, name))
+                first, whose = sections_of.setdefault(mode, (sections, name))
                 if name == "out" and whose == "out":
                     break
                 if first != sections:
-                    given = f"the sections {sections} along {mode} of {self.spec!r}"
-                    raise BadRequest(f"{name}_form", given, f"{first}, as {whose} has")
+                    actual = f"the sections {sections} along {mode} of {self.spec!r}"
+                    raise BadRequest(f"{name}_form", actual, f"{first}, as {whose} has")
         for mode in self.parsed[1]:
             if mode not in self.sections:
                 raise BadRequest("spec", f"{self.spec!r}: no operand has {mode}", "modes that an operand has")

@@ -1,4 +1,4 @@
-"""What the rows of block-sparse contractions need beyond their dtypes: each rule gives "needs …, has …", or ""."""
+"""The rules of block-sparse contractions beyond dtypes: each returns "needs …, has …", or ""."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_AXES = 32
 
 
 def few_axes(request: ContractBlockSparseRequest) -> str:
-    """As many axes as a block-sparse tensor of cuTENSOR has at most."""
+    """At most as many axes as cuTENSOR supports for a block-sparse tensor."""
     for name in ("a", "b", "out"):
         if (count := len(request.modes_of(name))) > MAX_AXES:
             return f"needs {MAX_AXES} modes at most of {name}, has {count}: merge some"
@@ -24,15 +24,16 @@ def few_axes(request: ContractBlockSparseRequest) -> str:
 
 
 def aligned_blocks(request: ContractBlockSparseRequest) -> str:
-    """Blocks begin where memory of their own would: cuTENSOR is not told how they are aligned.
+    """Blocks are aligned like newly allocated memory: cuTENSOR's descriptor has no alignment.
 
-    Memory of a GPU begins so whoever allocates it; that of the host does not, and NumPy reads it wherever it begins.
+    GPU memory is aligned like this, whichever library allocates it. Host memory is not, and NumPy reads it at any
+    address.
     """
     return "" if request.device.is_host else at_multiples(request, ALIGNMENT)
 
 
 def blocks_to_add(request: ContractBlockSparseRequest) -> str:
-    """Something is added to a product, and not to nothing."""
+    """Something is added to a product, and the product is not empty."""
     for name in ("a", "b"):
         if request.reads_c and not request.form_of(name).blocks:
             return f"needs a block of {name} where c is added, has none: the result is beta · c"

@@ -1,4 +1,4 @@
-"""BlockSparseTensor: the blocks of a tensor that are there, and its form, over the memory of whoever has it."""
+"""BlockSparseTensor: the stored blocks of a tensor, and its form; the memory may belong to another library."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ Field = Tensor | BlockSparseForm
 
 
 class BlockSparseTensor:
-    """A tensor of which some blocks are there, and all else is 0: the blocks' elements and their `form`.
+    """A tensor that stores some blocks and is 0 elsewhere: the blocks' elements and their `form`.
 
-    It unpacks into the two fields that a request has: `dispatch.contract_block_sparse("ik,kj->ij", *a, *b)`.
+    It unpacks into the two fields of a request: `dispatch.contract_block_sparse("ik,kj->ij", *a, *b)`.
     """
 
     __slots__ = ("form", "values")
-    __array_priority__ = 1000  # NumPy's operators give way
+    __array_priority__ = 1000  # NumPy's operators defer to this class
     __array_ufunc__ = None
 
     def __init__(self, values: Any, form: BlockSparseForm) -> None:
-        """A dense tensor of one axis, or an array of another library, with the blocks of a form one behind another.
+        """A dense tensor of one axis, or an array of another library, with the blocks of a form in sequence.
 
-        Raises BadRequest for another size than the form says, BadType for what is no tensor.
+        Raises BadRequest if the size is not that of the form, BadType if it is not a tensor.
         """
         self.form = check_form("form", form)
         values = taken_in("values", values)
@@ -53,10 +53,10 @@ class BlockSparseTensor:
     def from_blocks(
         cls, blocks: Mapping[Shape, Any], sections: Sequence[Sequence[int]], device: Device | None = None
     ) -> BlockSparseTensor:
-        """A tensor of arrays by their places, {(0, 1): x, …}, copied to a device; BadRequest for one that does not fit.
+        """A tensor from arrays by block index, {(0, 1): x, …}, copied to a device; BadRequest if one does not fit.
 
-        `sections` are the extents of the sections of each axis. All blocks are of one dtype. `device` is
-        `dispatch.device()` if it is left open.
+        `sections` are the extents of the sections of each axis. All blocks have one dtype. The default for `device` is
+        `dispatch.device()`.
         """
         form = BlockSparseForm(tuple(tuple(one) for one in sections), tuple(blocks))
         arrays = [np.asarray(one) for one in blocks.values()]
@@ -68,8 +68,8 @@ class BlockSparseTensor:
         flat = np.zeros(offsets[-1], dtype.numpy)
         for block, offset, array in zip(form.blocks, offsets, arrays, strict=False):
             if array.shape != form.shape_of(block) or array.dtype != flat.dtype:
-                given = f"{array.dtype}{list(array.shape)}"
-                raise BadRequest(f"blocks[{block}]", given, f"{flat.dtype}{list(form.shape_of(block))}")
+                actual = f"{array.dtype}{list(array.shape)}"
+                raise BadRequest(f"blocks[{block}]", actual, f"{flat.dtype}{list(form.shape_of(block))}")
             flat[offset : offset + array.size] = array.ravel()
         return cls(home.array(flat), form)
 
@@ -81,29 +81,29 @@ class BlockSparseTensor:
         blocks: Sequence[Shape] | None = None,
         device: Device | None = None,
     ) -> BlockSparseTensor:
-        """The blocks of a dense array; unless said, those in which an element is not 0. It is read on the host.
+        """The blocks of a dense array; by default those with an element that is not 0. The array is read on the host.
 
-        They are copied to `device`, `dispatch.device()` if that is left open, wherever the array was.
+        The blocks are copied to `device`, by default `dispatch.device()`, wherever the array was.
         """
         array = np.asarray(dense)
-        whole = BlockSparseForm(tuple(tuple(one) for one in sections), ())
-        if whole.shape != array.shape:
-            raise BadRequest("sections", f"of {list(whole.shape)} in all", f"{list(array.shape)}, as dense has")
-        places_of = product(*(range(len(one)) for one in whole.sections)) if blocks is None else blocks
-        form = BlockSparseForm(whole.sections, tuple(tuple(block) for block in places_of))
-        found = {block: array[form.slices_of(block)] for block in form.blocks}
+        empty_form = BlockSparseForm(tuple(tuple(one) for one in sections), ())
+        if empty_form.shape != array.shape:
+            raise BadRequest("sections", f"of {list(empty_form.shape)} in all", f"{list(array.shape)}, as dense has")
+        places_of = product(*(range(len(one)) for one in empty_form.sections)) if blocks is None else blocks
+        form = BlockSparseForm(empty_form.sections, tuple(tuple(block) for block in places_of))
+        parts = {block: array[form.slices_of(block)] for block in form.blocks}
         if blocks is None:
-            found = {block: part for block, part in found.items() if part.any()}
-        if not found:
+            parts = {block: part for block, part in parts.items() if part.any()}
+        if not parts:
             home = device_of() if device is None else device
-            return cls(home.array(np.zeros(0, array.dtype)), whole)
-        return cls.from_blocks(found, whole.sections, device)
+            return cls(home.array(np.zeros(0, array.dtype)), empty_form)
+        return cls.from_blocks(parts, empty_form.sections, device)
 
     def __iter__(self) -> Iterator[Field]:
         """The two fields of a request: values and form."""
         return iter((self.values, self.form))
 
-    # -- what it is ---------------------------------------------------------------------------------------------------
+    # -- properties ---------------------------------------------------------------------------------------------------
     @property
     def shape(self) -> Shape:
         return self.form.shape
@@ -121,7 +121,7 @@ class BlockSparseTensor:
         return self.values.device
 
     def block(self, *place: int) -> Tensor:
-        """A block by the numbers of its sections, as a view; BadRequest for one that is not there."""
+        """A block, by the indices of its sections, as a view; BadRequest if it is not stored."""
         if place not in self.form.blocks:
             raise BadRequest("place", str(place), f"a block of {self.form!r}", "form.blocks lists them")
         offset = block_offsets(self.form, self.dtype)[self.form.blocks.index(place)]
@@ -132,14 +132,14 @@ class BlockSparseTensor:
 
     def numpy(self) -> Any:
         """The dense array, in host memory; waits."""
-        flat, found = self.values.numpy(), np.zeros(self.shape, self.dtype.numpy)
+        flat, dense = self.values.numpy(), np.zeros(self.shape, self.dtype.numpy)
         for block, offset in zip(self.form.blocks, block_offsets(self.form, self.dtype), strict=False):
             shape = self.form.shape_of(block)
-            found[self.form.slices_of(block)] = flat[offset : offset + prod(shape)].reshape(shape)
-        return found
+            dense[self.form.slices_of(block)] = flat[offset : offset + prod(shape)].reshape(shape)
+        return dense
 
     def __array__(self, *_given: Any, **_choices: Any) -> NoReturn:
-        """Refused: NumPy would hold the object itself."""
+        """Refused: otherwise NumPy would make an array that holds this object."""
         raise TypeError("a BlockSparseTensor is no array of NumPy's: a.numpy() makes a dense one")
 
     def __repr__(self) -> str:

@@ -1,7 +1,7 @@
-"""How far a result of this family may be off: what is rounded where, in the order in which cuTENSOR computes.
+"""Error bounds for the results of this family: where values are rounded, in the order in which cuTENSOR computes.
 
-Its user guide promises no less than the compute type's precision, and says little of how; what it does beyond that was
-seen on an H100 with cuTENSOR 2.8.1 and explained by the same arithmetic in NumPy. Cases are held to these bounds.
+Its user guide promises at least the compute type's precision, and gives few details. The rest was
+observed on an H100 with cuTENSOR 2.8.1 and reproduced by the same arithmetic in NumPy. Cases use these bounds.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ OWN_SUMS = {
     Compute.COMPUTE_32F_FAST_3XTF32: 2.0**-24,
     Compute.COMPUTE_32F_EMULATED_16FX4: 2.0**-23,
 }
-# What the splits into two numbers of 11 bits leave of a number: of the operands of these cases nothing.
+# The part of a number that splits into two numbers of 11 bits lose: nothing for the operands of these cases.
 SPLIT = {Compute.COMPUTE_32F_FAST_3XTF32: 2.0**-22, Compute.COMPUTE_32F_EMULATED_16FX4: 2.0**-22}
-OPERATORS = 16 * 2.0**-24  # the relative error of operators of one element, which are computed in f32 at least
+OPERATORS = 16 * 2.0**-24  # the relative error of operators of one element, which are computed at least in f32
 EXACT_OPERATORS = (TensorOp.IDENTITY, TensorOp.CONJ, TensorOp.ABS, TensorOp.NEG, TensorOp.RELU)
 
 
 def in_16_bits(dtype: Dtype, compute: Compute | None) -> bool:
-    """Whether all is computed in f16 or bf16: operands of cases are small whole numbers then, and sums are exact."""
+    """Whether everything is computed in f16 or bf16: operands of cases are then small integers, and sums are exact."""
     return compute is Compute.COMPUTE_16F or (compute is Compute.COMPUTE_32F_FAST_16BF and dtype is BF16)
 
 
 def sums_in_parts(op: str, dtype: Dtype, compute: Compute | None) -> bool:
     """Whether cuTENSOR rounds parts of a sum to the result's dtype before it adds them up.
 
-    Seen where the sum is along the axis of the smallest stride, though COMPUTE_32F promises sums in f32.
+    Observed for sums along the axis of the smallest stride, although COMPUTE_32F promises sums in f32.
     """
     return op == "reduce_modes" and dtype in HALF and not in_16_bits(dtype, compute)
 
 
 def bounds(request: Any, expected: Results) -> Results:
-    """How far the result may be off: a sum of n walks like √n of its roundoffs, from operands that may be rounded."""
+    """The error bound of the result: a sum of n adds √n of its roundoffs; operands may be rounded, too."""
     out, dtype = expected["out"], request.outputs()["out"].dtype
     compute: Any = member(request.compute)
     unit = OWN_SUMS.get(compute) or SUMS.get(compute, (2.0**-24, 0.0))[0]
@@ -74,20 +74,20 @@ def bounds(request: Any, expected: Results) -> Results:
     size = magnitudes(request) * (2 if dtype.is_complex else 1)
     error = (8 + 4 * np.sqrt(count)) * unit * size
     if request.op == "contract_trinary":
-        # Two contractions: the result of the first is stored in the operands' dtype, and is an operand of the second,
-        # which its compute type rounds as it does the others.
+        # Two contractions: the result of the first is stored in the operands' dtype. It is an operand of the second,
+        # which rounds it to its compute type like the others.
         stored = ROUNDOFF[request.a.dtype][0]
         error = error + (stored + SPLIT.get(compute, SUMS.get(compute, (0.0, 0.0))[1])) * intermediate_magnitudes(
             request
         )
     if sums_in_parts(request.op, dtype, compute) and count > 1:
-        # Each element is in one part, and u of the magnitude of all parts is at most u of that of all elements.
+        # Each element is in one part, and u times the magnitudes of all parts is at most u times those of all elements.
         error = error + ROUNDOFF[dtype][0] * terms_summed(request)
     return {"out": rounded(error, out, dtype)}
 
 
 def part_magnitudes(request: Any) -> Array:
-    """What the roundoff of elementwise operations is measured by: each part's size, added up, or multiplied."""
+    """The magnitude that determines the roundoff of elementwise operations: that of all parts, added or multiplied."""
     total = np.zeros(request.shape)
     product = np.ones(request.shape)
     for name, number in zip(request.reads, request.numbers, strict=True):
@@ -99,10 +99,10 @@ def part_magnitudes(request: Any) -> Array:
 
 
 def stepwise_error(request: Any, dtype: Dtype) -> Array:
-    """The error of elementwise operations that round each step to 16 bits: operators, factors, what is made of pairs.
+    """The error of elementwise operations that round each step to 16 bits: operators, factors, pairwise operations.
 
-    Without the last rounding, which is that of the result. What has the 16 bits already, as whole numbers have, is
-    not rounded.
+    It does not include the last rounding, which is that of the result. Values that fit in 16 bits already, such as
+    small integers, are not rounded.
     """
     unit = ROUNDOFF[dtype][0]
 

@@ -1,4 +1,4 @@
-"""The cases of this family's rows, and wrong results that each must reject; bounds says how far a result may be off."""
+"""The cases of this family's rows, and wrong results that each must reject; bounds.py has the error bounds."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ SIZES = dict(
 
 
 class Form(NamedTuple):
-    """What is asked for, and how the operands lie."""
+    """The options of a request, and the layouts of the operands."""
 
     name: str
     spec: str
-    options: dict[str, Any] = {}  # noqa: RUF012  # nobody adds to it
+    options: dict[str, Any] = {}  # noqa: RUF012  # never modified
     added: bool = False
-    reversed_order: tuple[str, ...] = ()  # operands whose axes lie in memory the other way round
+    reversed_order: tuple[str, ...] = ()  # operands whose axes are in reverse order in memory
     gap: int = 0
     in_place: bool = False
-    out_order: bool = False  # the result's axes the other way round
+    out_order: bool = False  # the result's axes in reverse order
     ones: str = ""  # modes along which the first operand has extent 1
     sizes: dict[str, int] = {}  # noqa: RUF012
     one_sign: bool = (
-        False  # of real numbers: nothing cancels, so that what is rounded on the way is small beside the sum
+        False  # for real numbers: without cancellation the intermediate roundoff is small relative to the sum
     )
 
 
@@ -132,8 +132,8 @@ TERNARY = (
 )
 # fmt: on
 FORMS = dict(zip(REQUEST_CLASSES, (CONTRACTIONS, TRINARY, REDUCTIONS, PERMUTATIONS, BINARY, TERNARY), strict=True))
-# What rounds operands before they are multiplied, or all of it to bf16: operands then are numbers of few digits, which
-# every such type has, so that nothing but the sums is rounded.
+# For rows that round operands before they are multiplied, or round everything to bf16: operands are numbers of few
+# digits, which every such type represents, so that only the sums are rounded.
 COARSE = tuple(one for one in Compute if "FAST" in one.name or "EMULATED" in one.name)
 
 
@@ -143,7 +143,7 @@ def evaluate(request: Any, work: np.dtype[Any]) -> Results:
 
 
 def cases(row: Row) -> list[MadeCase]:
-    """Every form of a row's op that its dtypes have."""
+    """Every form of a row's op that supports its dtypes."""
     if row.op == "einsum":
         return einsum_cases(row)
     if row.op == "contract_block_sparse":
@@ -171,10 +171,10 @@ def check(form: Form, row: Row, name: str, device: Device, rng: np.random.Genera
         operands[place_of] = place(device, values, order, form.gap).view
     options = {key: option_of(value, row) for key, value in form.options.items()}
     written: tuple[GuardedBuffer, ...] = ()
-    wanted, result = tuple(sizes[mode] for mode in output), row.dtypes[-1]
+    result_shape, result = tuple(sizes[mode] for mode in output), row.dtypes[-1]
     added = getattr(kind, "added", "c")
     if form.added or (row.op not in SUMMING and added in kind.reads and added not in operands):
-        memory = place(device, random_values(rng, result, wanted, row), gap=form.gap)
+        memory = place(device, random_values(rng, result, result_shape, row), gap=form.gap)
         operands[added] = memory.view
         if form.in_place:
             operands["out"], written = memory.view, (memory,)
@@ -182,37 +182,37 @@ def check(form: Form, row: Row, name: str, device: Device, rng: np.random.Genera
         options["out_dtype"] = result
     request = kind(spec=form.spec, compute=row.compute, **operands, **options)
     if not written and (form.gap or form.out_order):
-        order = tuple(reversed(range(len(wanted)))) if form.out_order else None
-        request, written = with_outputs(request, lambda values: place(device, values, order, form.gap))
+        order = tuple(reversed(range(len(result_shape)))) if form.out_order else None
+        request, written = with_outputs(request, lambda output_values: place(device, output_values, order, form.gap))
     return checked(name, (request, written), evaluate, bounds)
 
 
 def option_of(value: Any, row: Row) -> Any:
-    """An option as a row has it; factors of complex tensors are complex."""
+    """An option adapted to a row; factors of complex tensors are complex."""
     is_complex = all(dtype.is_complex for dtype in row.dtypes)
     return value * (0.6 + 0.8j) if is_complex and isinstance(value, float) and value else value
 
 
 def random_values(rng: np.random.Generator, dtype: Dtype, shape: tuple[int, ...], row: Row) -> Array:
-    """Normal numbers, complex ones in both parts; of few digits where a row's type rounds operands."""
+    """Normally distributed numbers, complex ones in both parts; of few digits if a row's type rounds operands."""
     if in_16_bits(row.dtypes[0], row.compute):
         return np.asarray(rng.choice(np.array([-2.0, -1.0, 1.0, 2.0]), shape).astype(dtype.numpy))
     is_double = dtype in (F64, C128) and row.compute is Compute.COMPUTE_32F
     parts = [rng.standard_normal(shape) for _ in range(1 + dtype.is_complex)]
     if row.compute in COARSE or is_double:
         parts = [part.astype(BF16.numpy).astype(np.float64) for part in parts]
-    made = parts[0] + 1j * parts[1] if dtype.is_complex else parts[0]
-    return np.asarray(made).astype(dtype.numpy)
+    values = parts[0] + 1j * parts[1] if dtype.is_complex else parts[0]
+    return np.asarray(values).astype(dtype.numpy)
 
 
 # -- wrong results that every case must reject: see `dispatch/testing/mutations.py` -----------------------------------
 def other_alpha(request: Any) -> complex | None:
-    """Alpha 2% larger, where there is one."""
+    """Alpha 2% larger, if there is one."""
     return request.factor("alpha") * 1.02 if request.factor("alpha") else None
 
 
 def other_beta(request: Any) -> complex | None:
-    """Beta of the other sign, where something is added by it."""
+    """Beta with the other sign, if something is added."""
     return -request.factor("beta") if "beta" in request.numbers and request.factor("beta") else None
 
 
@@ -223,19 +223,19 @@ def not_conjugated(request: Any) -> Any:
 
 
 def other_pairing(request: Any) -> Any:
-    """MUL in place of ADD, or ADD."""
-    given = getattr(request, "op_ac", None)
-    return None if given is None else TensorOp.MUL if given is TensorOp.ADD else TensorOp.ADD
+    """MUL instead of ADD, or ADD."""
+    op = getattr(request, "op_ac", None)
+    return None if op is None else TensorOp.MUL if op is TensorOp.ADD else TensorOp.ADD
 
 
 def other_pairing_of_three(request: Any) -> Any:
-    """The same where there are two."""
-    given = getattr(request, "op_abc", None)
-    return None if given is None else TensorOp.MUL if given is TensorOp.ADD else TensorOp.ADD
+    """The same for the second of two."""
+    op = getattr(request, "op_abc", None)
+    return None if op is None else TensorOp.MUL if op is TensorOp.ADD else TensorOp.ADD
 
 
 def of_modes(mutation: Mutation) -> Mutation:
-    """A mutation of the requests that are no einsum, and not block-sparse."""
+    """A mutation for requests that are neither einsum nor block-sparse."""
     return lambda request: mutation(request) if request.op in REQUEST_CLASSES else None
 
 

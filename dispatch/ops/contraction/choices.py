@@ -1,4 +1,4 @@
-"""cuTENSOR's operators and algorithms, by NVIDIA's names; a test holds the numbers against the bindings."""
+"""cuTENSOR's operators and algorithms, by NVIDIA's names; a test compares the numbers with the bindings."""
 
 from __future__ import annotations
 
@@ -69,17 +69,17 @@ class TensorOp(Choice):
 
 
 BINARY = (TensorOp.ADD, TensorOp.MUL, TensorOp.MAX, TensorOp.MIN)
-ORDERED = (  # that have no meaning for complex numbers
+ORDERED = (  # the operators that are not defined for complex numbers
     *(TensorOp.MAX, TensorOp.MIN, TensorOp.RELU, TensorOp.CEIL, TensorOp.FLOOR),
     *(TensorOp.MISH, TensorOp.SWISH, TensorOp.SOFT_SIGN),
 )
 
 
 class ContractionAlgo(Choice):
-    """`cutensorAlgo_t`: which way a contraction goes.
+    """`cutensorAlgo_t`: the algorithm of a contraction.
 
-    DEFAULT what a model of speed takes, DEFAULT_PATIENT the same with a slower and better model, GETT directly, TGETT
-    behind a transposition of one operand, TTGT transpositions around a matrix product, which needs memory for copies.
+    DEFAULT: chosen by a performance model, DEFAULT_PATIENT: by a slower and better model, GETT: direct, TGETT: after a
+    transposition of one operand, TTGT: transpositions around a matrix product, which needs memory for copies.
     """
 
     DEFAULT_PATIENT = -6

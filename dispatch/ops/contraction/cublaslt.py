@@ -1,6 +1,6 @@
-"""Contractions that are matrix products, by `cublasLtMatmul`, over operands as they lie.
+"""Contractions that are matrix products, by `cublasLtMatmul`, without copies of the operands.
 
-cuBLASLt's matrices are column-major: a product with dense rows is its transpose there, so that B comes first.
+cuBLASLt's matrices are column-major: it sees a product with dense rows as its transpose, so B comes first.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of a contraction; Refused where cuBLASLt has no algorithm for the product."""
     if not request.layout_of("out").size:
         return IdlePlan(row)
-    found = product_of(request)
-    if isinstance(found, str):
-        raise Refused(found)
-    return ProductPlan(request, executor, row, found)
+    product = product_of(request)
+    if isinstance(product, str):
+        raise Refused(product)
+    return ProductPlan(request, executor, row, product)
 
 
 def scalar_of(dtype: Dtype) -> Dtype:
@@ -44,9 +44,9 @@ def scalar_of(dtype: Dtype) -> Dtype:
 
 
 def column_major(request: Any, operand: Operand, call_offset: int = 0) -> tuple[Matrix, bool]:
-    """The transpose of an operand as a column-major matrix, or the operand itself and that it is to be transposed.
+    """The transpose of an operand as a column-major matrix; or the operand itself, and True: it is to be transposed.
 
-    `call_offset` is how many elements further it begins in each next call.
+    `call_offset` is the offset in elements between the operands of consecutive calls.
     """
     layout = request.layout_of(operand.name)
     *batch, rows, columns = operand.shape
@@ -75,7 +75,7 @@ def problem_of(request: Any, row: Row, product: Product) -> Problem:
 
 
 class ProductPlan(Plan):
-    """One `cublasLtMatmul` with everything but the addresses and the numbers filled in."""
+    """One `cublasLtMatmul` that is prepared except for the addresses and the numbers."""
 
     __slots__ = ("_algo", "_call_offsets", "_calls", "_descriptors", "_executor", "_numbers", "_places", "_workspace")
 
@@ -92,11 +92,11 @@ class ProductPlan(Plan):
         scalar = scalar_of(request.result_dtype)
         self._numbers = HostNumber(scalar), HostNumber(scalar)
         added = product.out if product.c is None else product.c
-        given = (product.b, product.a, added, product.out)
-        self._places = [request.place_of(one.name) for one in given]
+        operands = (product.b, product.a, added, product.out)
+        self._places = [request.place_of(one.name) for one in operands]
         self._calls = product.calls
         self._call_offsets = [
-            product.call_offsets.get(one.name, 0) * request.layout_of(one.name).dtype.itemsize for one in given
+            product.call_offsets.get(one.name, 0) * request.layout_of(one.name).dtype.itemsize for one in operands
         ]
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
@@ -122,5 +122,5 @@ class ProductPlan(Plan):
             *(ctypes.byref(self._algo), executor.workspace.c_ptr, self._workspace, executor.target.value),
         )
         if status:
-            executor.stream.done()  # raises DeviceFault where it is the device that is lost
+            executor.stream.done()  # raises DeviceFault if the device is lost
             raise lt.cublasLtMatmul.error(status)

@@ -1,7 +1,7 @@
-"""The requests of this family in the terms of cuTENSOR: the operations that carry a request out, and their operands.
+"""The requests of this family as cuTENSOR operations with their operands.
 
-cuTENSOR wants the operand that is added to have the layout of the result; if it has another, it is copied into the
-result first. Modes along which a tensor has stride 0, and modes of one element, are left out.
+cuTENSOR requires the added operand to have the layout of the result; if it has another, it is first copied to the
+result. Modes along which a tensor has stride 0, and modes of one element, are omitted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["calls_of", "plan"]
 
-# The functions that describe an op and carry it out, and whether the latter take a workspace.
+# The functions that describe and execute an op, and whether the latter take a workspace.
 FUNCTIONS = {
     "contract": ("cutensorCreateContraction", "cutensorContract", True),
     "contract_trinary": ("cutensorCreateContractionTrinary", "cutensorContractTrinary", True),
@@ -57,25 +57,25 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     if preference.incremental_count:
         executor.refuse_capture("a request whose kernels are tried")
         read_plans(executor)
-        made: Plan = TuningPlan(executor, row, partial(make_plan, preference), preference.incremental_count)
+        result: Plan = TuningPlan(executor, row, partial(make_plan, preference), preference.incremental_count)
     elif request.autotune:
-        made = tuned(request, executor, row, preference, make_plan)
+        result = tuned(request, executor, row, preference, make_plan)
     elif is_worth_transposing(request):
         try:
-            made = make_plan(preference._replace(algo=int(ContractionAlgo.TTGT)))
+            result = make_plan(preference._replace(algo=int(ContractionAlgo.TTGT)))
         except Refused:
-            made = make_plan(preference)
+            result = make_plan(preference)
     else:
-        made = make_plan(preference)
+        result = make_plan(preference)
     if preference.jit:
         write_kernels(executor)
-    return made
+    return result
 
 
 def is_worth_transposing(request: Any) -> bool:
-    """Whether a contraction is faster with transposed operands (TTGT), which cuTENSOR's model would not choose.
+    """Whether a contraction is faster with transposed operands (TTGT), although cuTENSOR's model does not choose that.
 
-    On an H200 with cuTENSOR 2.8.1 f32 with two modes of 40 summed over took 366 us by cuTENSOR's choice and 217 with
+    On an H200 with cuTENSOR 2.8.1 f32 with two modes of 40 summed over took 366 us with cuTENSOR's choice and 217 with
     TTGT, with a long sum of 25,600 terms 128 and 69; with 80 operations per element or fewer its choice was faster.
     """
     if request.op != "contract" or request.compute is not None or not leaves_kernel_open(request):
@@ -84,16 +84,16 @@ def is_worth_transposing(request: Any) -> bool:
 
 
 def leaves_kernel_open(request: Any) -> bool:
-    """Whether the request leaves the choice of a kernel to us."""
+    """Whether the request leaves the choice of a kernel to this library."""
     return all(getattr(request, name) is None for name in ("algo", "kernel_rank", "workspace")) and not request.jit
 
 
 def may_leave_stream(request: Any) -> bool:
-    """Whether a part of a call may run beside the stream: three tensors are contracted, or two of them to a scalar.
+    """Whether a part of a call may run outside the stream: contractions of three tensors, or of two to a scalar.
 
-    cuTENSOR 2.8.1 ran a part of some of these at once, outside of a recording, on an H100: at made-up addresses that
-    was the end of the context, and within a caller's capture CUTENSOR_STATUS_CUDA_ERROR. So they are not recorded, and
-    the host waits for operands that are still being written.
+    On an H100 cuTENSOR 2.8.1 ran a part of some of these immediately, outside of a recording: with placeholder
+    addresses that destroyed the context, and within a caller's capture it returned CUTENSOR_STATUS_CUDA_ERROR. So they
+    are not recorded, and the host waits for operands that are still being written.
     """
     if request.op == "contract_trinary":
         return True
@@ -103,7 +103,7 @@ def may_leave_stream(request: Any) -> bool:
 
 
 def preference_of(request: Any) -> Preference:
-    """The preference for kernels that a request states."""
+    """The preference for kernels in a request."""
     if request.op not in ("contract", "contract_trinary", "reduce_modes"):
         return Preference()
     algo = ContractionAlgo.DEFAULT if request.algo is None else member(request.algo)
@@ -118,10 +118,10 @@ def tensor_operand(request: Any, name: str, operator: TensorOp = TensorOp.IDENTI
 
 
 def calls_of(request: Any, row: Row, preference: Preference) -> list[Call | Zero]:
-    """The calls of cuTENSOR that carry a request out, and memory to set to 0."""
+    """The cuTENSOR calls that execute a request, and memory to set to 0."""
     out = tensor_operand(request, "out")
     if any(extent == 0 for extent in request.sizes.values()):
-        layout = request.layout_of("out")  # a sum of nothing
+        layout = request.layout_of("out")  # a sum of no elements
         return [Zero(request.place_of("out"), layout.low, layout.high - layout.low)]
     compute: Any = row.compute
     inputs: list[TensorOperand] = []
@@ -132,17 +132,20 @@ def calls_of(request: Any, row: Row, preference: Preference) -> list[Call | Zero
         if name == request.added and not request.reads_c:
             continue
         operator = request.operator(fields[name]) if name in fields else TensorOp.IDENTITY
-        found, places[name] = tensor_operand(request, name, operator), Operand(request.place_of(name))
+        operand, places[name] = tensor_operand(request, name, operator), Operand(request.place_of(name))
         if name == request.added:
-            if found[:4] != out[:4]:
-                calls.append(copy_call(request, found._replace(operator=1), out))
-                places[name], found = Operand(request.place_of("out")), out
-            alignment = min(found.alignment, out.alignment)  # the two are to have one descriptor
-            out, found = out._replace(alignment=alignment), found._replace(alignment=alignment, operator=int(operator))
-        inputs.append(found)
+            if operand[:4] != out[:4]:
+                calls.append(copy_call(request, operand._replace(operator=1), out))
+                places[name], operand = Operand(request.place_of("out")), out
+            alignment = min(operand.alignment, out.alignment)  # both must have the same descriptor
+            out, operand = (
+                out._replace(alignment=alignment),
+                operand._replace(alignment=alignment, operator=int(operator)),
+            )
+        inputs.append(operand)
     create, execute, uses_workspace = FUNCTIONS[request.op]
     if uses_workspace and not request.reads_c:
-        inputs.append(out)  # which a factor of 0 leaves unread
+        inputs.append(out)  # a factor of 0 means that it is not read
     binary = tuple(int(member(getattr(request, field))) for field in request.binary)
     operation = Operation(create, tuple(inputs), out, binary, compute)
     calls.append(Call(operation, execute, arguments_of(request, places), uses_workspace, preference))
@@ -150,7 +153,7 @@ def calls_of(request: Any, row: Row, preference: Preference) -> list[Call | Zero
 
 
 def copy_call(request: Any, source: TensorOperand, target: TensorOperand) -> Call:
-    """The call that copies the operand that is added into the result."""
+    """The call that copies the added operand to the result."""
     is_double = source.dtype in (F64, C128)
     compute = Compute.COMPUTE_64F if is_double else Compute.COMPUTE_32F
     operation = Operation("cutensorCreatePermutation", (source,), target, (), compute)
@@ -159,7 +162,7 @@ def copy_call(request: Any, source: TensorOperand, target: TensorOperand) -> Cal
 
 
 def arguments_of(request: Any, places: dict[str, Operand]) -> tuple[Any, ...]:
-    """Factors and operands in the order of the function that carries an op out, the result last."""
+    """Factors and operands in the order of the function that executes an op, the result last."""
     out = Operand(request.place_of("out"))
     first_number = len(request.reads) + len(request.writes)
     scalars = {name: Scalar(first_number + place) for place, name in enumerate(request.numbers)}

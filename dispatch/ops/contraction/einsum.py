@@ -40,42 +40,42 @@ if TYPE_CHECKING:
 __all__ = ["EinsumRequest", "explicit_spec", "unique_layout"]
 
 Shape = tuple[int, ...]
-REALS = (F16, F32, F64)  # each is converted to those behind it
+REALS = (F16, F32, F64)  # each converts to those after it
 COMPLEX = {F32: C64, F64: C128}
 PRECISION = {C64: F32, C128: F64}
 MAX_BYTES = 1 << 62
-ORDERS = ("C", "F", "A", "K")  # of a result, in NumPy's words
+ORDERS = ("C", "F", "A", "K")  # of a result, as in NumPy
 
 
 @dataclass(frozen=True, eq=False)
 class EinsumRequest(Request["Tensor"]):
-    """out = Σ operands[0] · operands[1] · …, over all modes that the result has not, two operands at a time.
+    """out = Σ operands[0] · operands[1] · …, over all modes that the result does not have, two operands at a time.
 
     Attributes:
-        spec: a letter for each axis of each operand, and of the result behind "->", as NumPy has it: "ij,jk->ik".
-            Without "->" the result has the modes that are there once, in alphabetical order. "..." are further axes,
+        spec: a letter for each axis of each operand, and of the result after "->", as in NumPy: "ij,jk->ik".
+            Without "->" the result has the modes that occur once, in alphabetical order. "..." are further axes,
             which broadcast. Or lists of modes, the last of them the result's. A mode that an operand has twice is its
-            diagonal; that the result has twice, a diagonal that is written, with zeros beside it.
-        operands: one tensor or more; of one dtype, or f16, f32, f64, c64 and c128 that are converted to the most
-            precise among them. An axis of extent 1 is any other.
-        conj: the numbers of the operands whose conjugates are taken.
-        optimize: how the order of the contractions is found: "auto", "optimal", "greedy", "dp", "random-greedy" and
+            diagonal; if the result has it twice, a diagonal is written, with zeros elsewhere.
+        operands: one tensor or more; of one dtype, or f16, f32, f64, c64 and c128, which are converted to the most
+            precise among them. An axis of extent 1 broadcasts.
+        conj: the indices of the operands whose conjugates are used.
+        optimize: the method that orders the contractions: "auto", "optimal", "greedy", "dp", "random-greedy" and
             the other methods of opt_einsum; if it is not installed, NumPy has "auto", "greedy" and "optimal". Or
-            "left-to-right", or a path, [(0, 1), (0, 1)]: for each step the operands to contract, of those left.
-        memory_limit: the most bytes that an intermediate result may have; None for what the device has.
+            "left-to-right", or a path, [(0, 1), (0, 1)]: for each step the operands to contract, among those left.
+        memory_limit: the limit for the bytes of an intermediate result; None for the device's memory.
         compute: the precision of the contractions, a Compute or its name ("tf32"); None takes that of the dtypes.
-        library: the one whose rows alone carry out the steps, "cutensor" or "cublasLt"; "own" has all of them in one
-            launch, which is for small tensors; None asks all.
-        autotune: time all rows that take a step, and remember the fastest on disk.
-        jit: have cuTENSOR carry out all contractions, with kernels that it compiles for them where it can, which takes
-            seconds at first; they are kept on disk for this GPU and version of the library.
+        library: use only this library's rows for the steps, "cutensor" or "cublasLt"; "own" runs all of them in one
+            launch, which is for small tensors; None considers all.
+        autotune: time all rows that take a step, and store the fastest on disk.
+        jit: have cuTENSOR execute all contractions, with kernels that it compiles for them if it can. That takes
+            seconds at first; the kernels are stored on disk for this GPU and version of the library.
         order: the memory order of a result that is allocated, as in NumPy: "K" is the order in which the last
             contraction moves the fewest elements, "C" and "F" have the last or the first axis the fastest, "A" is "F"
             if all operands are in this order, else "C".
         out: a tensor for the result, with the spec's modes in their order; it overlaps no operand.
 
     Returns one tensor, a new one even if the result is an operand with its axes in another order. Intermediate results
-    lie in memory of the executor. All steps are one plan, launched as one graph once it is learnt.
+    are in memory of the executor. All steps are one plan, launched as one graph once that is captured.
     """
 
     op: ClassVar[str] = "einsum"
@@ -96,9 +96,9 @@ class EinsumRequest(Request["Tensor"]):
 
     def __post_init__(self) -> None:
         adopt(self)
-        given: object = self.operands
-        if not isinstance(given, (tuple, list)) or not given:
-            raise BadRequest("operands", shown(given), "a list of tensors, one at least")
+        operands: object = self.operands
+        if not isinstance(operands, (tuple, list)) or not operands:
+            raise BadRequest("operands", shown(operands), "a list of tensors, one at least")
         object.__setattr__(self, "operands", tuple(self.operands))
         self._check_tensors()
         check_kinds(self)
@@ -113,23 +113,23 @@ class EinsumRequest(Request["Tensor"]):
     @cached_property
     def parsed(self) -> tuple[tuple[str, ...], str]:
         """The modes of each operand, and of the result."""
-        given, _, output = str(self.spec).partition("->")
-        return tuple(given.split(",")), output
+        inputs, _, output = str(self.spec).partition("->")
+        return tuple(inputs.split(",")), output
 
     @cached_property
     def sizes(self) -> dict[str, int]:
         """The extent of each mode."""
-        named = [(f"operands[{n}]", modes, self.operands[n].shape) for n, modes in enumerate(self.parsed[0])]
-        return extents_of(named, str(self.spec))
+        shapes = [(f"operands[{n}]", modes, self.operands[n].shape) for n, modes in enumerate(self.parsed[0])]
+        return extents_of(shapes, str(self.spec))
 
     @cached_property
     def shape(self) -> Shape:
-        """That of the result."""
+        """The shape of the result."""
         return tuple(self.sizes[mode] for mode in self.parsed[1])
 
     @cached_property
     def has_one_dtype(self) -> bool:
-        """Whether all operands are of one dtype, as nearly always; it spares further checks."""
+        """Whether all operands have one dtype, the usual case; it allows to skip further checks."""
         first = self.operands[0].layout.dtype
         return all(one.layout.dtype is first for one in self.operands)
 
@@ -139,8 +139,8 @@ class EinsumRequest(Request["Tensor"]):
         if self.has_one_dtype:
             first = self.operands[0].dtype
             return PRECISION.get(first, first)
-        given = [PRECISION.get(one.dtype, one.dtype) for one in self.operands]
-        return max(given, key=REALS.index) if given[0] is not BF16 else BF16
+        dtypes = [PRECISION.get(one.dtype, one.dtype) for one in self.operands]
+        return max(dtypes, key=REALS.index) if dtypes[0] is not BF16 else BF16
 
     @cached_property
     def dtype(self) -> Dtype:
@@ -229,18 +229,18 @@ class EinsumRequest(Request["Tensor"]):
         return uses if self.out is None else (*uses, ("out", self.out, True))
 
     def outputs(self) -> dict[str, Output]:
-        """The result as it is allocated."""
+        """The result as it will be allocated."""
         return {"out": Output(self.shape, self.strides, self.dtype)}
 
     def unallocated(self) -> dict[str, tuple[Shape, Shape, Dtype]]:
         return {} if self.out is not None else {"out": tuple(self.outputs()["out"])}  # type: ignore[dict-item]
 
     def out_layout(self) -> Layout:
-        """The layout of the result, as it will be where it is still to be allocated."""
+        """The layout of the result, also if it is still to be allocated."""
         if self.out is not None:
             return self.out.layout
-        made = self.outputs()["out"]
-        return self.device.layout(made.dtype, made.shape, made.strides, 256)
+        output = self.outputs()["out"]
+        return self.device.layout(output.dtype, output.shape, output.strides, 256)
 
     def result(self, outputs: Operands) -> Tensor:
         return outputs["out"] if self.out is None else self.out
@@ -268,17 +268,17 @@ class EinsumRequest(Request["Tensor"]):
     # -- checks -------------------------------------------------------------------------------------------------------
     def _check_tensors(self) -> None:
         for number, tensor in enumerate(self.operands):
-            given: object = tensor
-            if not isinstance(given, Tensor):
+            operand: object = tensor
+            if not isinstance(operand, Tensor):
                 hint = "use dev.array(x) or from_dlpack(x)"
-                raise BadRequest(f"operands[{number}]", f"a {type(given).__name__}", "a dispatch Tensor", hint)
+                raise BadRequest(f"operands[{number}]", f"a {type(operand).__name__}", "a dispatch Tensor", hint)
         out: object = self.out
         if out is not None and not isinstance(out, Tensor):
             raise BadRequest("out", f"a {type(out).__name__}", "a dispatch Tensor, or None")
         home = self.device
-        there = (*self.operands, *(() if self.out is None else (self.out,)))
-        home.check(*there)
-        if all(tensor.layout.device is home for tensor in there):
+        tensors = (*self.operands, *(() if self.out is None else (self.out,)))
+        home.check(*tensors)
+        if all(tensor.layout.device is home for tensor in tensors):
             return
         for name, tensor, _ in self.tensors():
             if tensor.device is not home:
@@ -289,10 +289,10 @@ class EinsumRequest(Request["Tensor"]):
         order: object = self.order
         if not isinstance(order, str) or order not in ORDERS:
             raise BadRequest("order", shown(order), ", ".join(map(repr, ORDERS)))
-        given: object = self.conj
-        if not isinstance(given, tuple):
-            raise BadRequest("conj", shown(given), "a tuple of the numbers of operands, such as (0,)")
-        for number in given:
+        conj: object = self.conj
+        if not isinstance(conj, tuple):
+            raise BadRequest("conj", shown(conj), "a tuple of the numbers of operands, such as (0,)")
+        for number in conj:
             check_int("conj", number, 0, len(self.operands) - 1)
         if self.memory_limit is not None:
             check_int("memory_limit", self.memory_limit, 1, MAX_BYTES)
@@ -345,7 +345,7 @@ def is_column_major(one: Tensor) -> bool:
 
 
 def unique_layout(request: EinsumRequest) -> Layout:
-    """The layout of the result with each of its modes once: where it has a mode twice, that of its diagonal."""
+    """The layout of the result with each of its modes once: for a mode that it has twice, that of its diagonal."""
     layout, output = request.out_layout(), request.parsed[1]
     steps: dict[str, int] = {}
     for mode, stride in zip(output, layout.strides, strict=True):
@@ -355,17 +355,17 @@ def unique_layout(request: EinsumRequest) -> Layout:
 
 
 def explicit_spec(spec: Any, ranks: tuple[int, ...]) -> str:
-    """A spec with letters in place of ellipses and with the modes of its result, for operands of these ranks.
+    """A spec with letters instead of ellipses and with the modes of its result, for operands of these ranks.
 
-    Raises BadRequest for one that does not fit them, or a result of modes that no operand has.
+    Raises BadRequest if it does not fit them, or if the result has a mode that no operand has.
     """
     return _explicit_spec(canonical_spec(spec), ranks)
 
 
 @lru_cache(4096)
 def _explicit_spec(text: str, ranks: tuple[int, ...]) -> str:
-    given, arrow, output = text.partition("->")
-    inputs = given.split(",")
+    left_side, arrow, output = text.partition("->")
+    inputs = left_side.split(",")
     if len(inputs) != len(ranks):
         raise BadRequest("spec", f"{text!r}, which has {len(inputs)}", f"modes of {len(ranks)} operands")
     beyond = max([0, *(ranks[n] - len(term) + 3 for n, term in enumerate(inputs) if "..." in term)])
@@ -376,7 +376,7 @@ def _explicit_spec(text: str, ranks: tuple[int, ...]) -> str:
     elif "..." in output:
         output = output.replace("...", "".join(names), 1)
     elif names:
-        hint = f"{given}->...{output} keeps them; letters in place of the dots are summed over"
+        hint = f"{left_side}->...{output} keeps them; letters in place of the dots are summed over"
         raise BadRequest("spec", repr(text), "an ellipsis in the result, too, for the axes that it stands for", hint)
     for term in (*inputs, output):
         if wrong := SIGNS.intersection(term):
@@ -388,7 +388,7 @@ def _explicit_spec(text: str, ranks: tuple[int, ...]) -> str:
 
 
 def _expand_ellipsis(term: str, names: list[str], count: int, text: str) -> str:
-    """The modes of an operand, the last of these for its ellipsis."""
+    """The modes of an operand; for its ellipsis, the last `count` of these names."""
     if "..." not in term:
         return term
     if count < 0:

@@ -1,4 +1,4 @@
-"""`einsum` as it is called: operands one by one, as NumPy has it, or in a list; by what is remembered of calls."""
+"""The function `einsum`: it takes operands one by one, as in NumPy, or in a list, and uses a cache of calls."""
 
 from __future__ import annotations
 
@@ -39,26 +39,28 @@ class Einsum(Protocol):
 
 
 def spec_and_operands(spec: Any, operands: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-    """A spec and its operands, from what NumPy takes: the operands one by one, or each with the list of its modes."""
+    """A spec and its operands, in one of NumPy's two forms: operands one by one, or each with the list of its modes."""
     if len(operands) == 1 and isinstance(operands[0], (list, tuple)) and isinstance(spec, (str, list, tuple)):
         return spec, tuple(operands[0])
     if isinstance(spec, (str, list, tuple)):
         return spec, operands
-    given = (spec, *operands)
-    if len(given) < 2:
+    arguments = (spec, *operands)
+    if len(arguments) < 2:
         raise BadRequest("operands", "nothing", "a spec and operands, or operands each with its modes")
-    tensors, modes = given[: len(given) // 2 * 2 : 2], list(given[1::2])
-    if len(given) % 2:
-        return [*modes, given[-1]], tensors
+    tensors, modes = arguments[: len(arguments) // 2 * 2 : 2], list(arguments[1::2])
+    if len(arguments) % 2:
+        return [*modes, arguments[-1]], tensors
     from dispatch.ops.contraction.modes import mode_letters
 
-    known: dict[Any, str] = {}
+    letters: dict[Any, str] = {}
     try:
         for mode in sorted({mode for term in modes for mode in term if mode is not Ellipsis}):
-            mode_letters([mode], known)  # so that the alphabet has them in the order of their numbers
-        return ",".join(mode_letters(term, known) for term in modes), tensors
+            mode_letters([mode], letters)  # so that the letters follow the order of their numbers
+        return ",".join(mode_letters(term, letters) for term in modes), tensors
     except TypeError:
-        raise BadRequest("operands", f"{len(given)} arguments", "operands each with the list of its modes") from None
+        raise BadRequest(
+            "operands", f"{len(arguments)} arguments", "operands each with the list of its modes"
+        ) from None
 
 
 def call(
@@ -76,12 +78,12 @@ def call(
     out: Any = None,
     **unknown: Any,
 ) -> Any:
-    """The way through what is remembered of calls, else through a request."""
+    """The call by the cache of calls, else by a request."""
     if unknown:
         refuse_arguments("einsum", EinsumRequest, more, unknown)
     if spec is None or operands is None:
         raise TypeError("einsum() takes a spec and operands, as in einsum('ij->ji', a): see help(dispatch.einsum)")
-    if type(spec) is str and not isinstance(operands, (list, tuple)):  # as nearly all calls are
+    if type(spec) is str and not isinstance(operands, (list, tuple)):  # as in nearly all calls
         tensors: tuple[Any, ...] = (operands, *more)
     else:
         spec, tensors = spec_and_operands(spec, (operands, *more))

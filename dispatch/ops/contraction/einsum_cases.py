@@ -1,4 +1,4 @@
-"""The cases of einsum, how far a result may be off, and wrong results that each must reject."""
+"""The cases of einsum, their error bounds, and wrong results that each must reject."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ SIZES = dict(zip("abcdefghijklmnop", (4, 3, 5, 2, 7, 1, 6, 3, 8, 5, 11, 4, 9, 2,
 
 
 class Form(NamedTuple):
-    """What is asked for; products alone where every step is a matrix product as its operands lie.
+    """The options of a request; with `is_product`, every step is a matrix product with its operands' layouts.
 
-    Those with `own` are taken by this library's own rows alone.
+    Forms with `own` are used only for this library's own rows.
     """
 
     name: str
     spec: str
-    options: dict[str, Any] = {}  # noqa: RUF012  # nobody adds to it
+    options: dict[str, Any] = {}  # noqa: RUF012  # never modified
     is_product: bool = False
-    lower_precision: int | None = None  # an operand of the next less precise dtype
+    lower_precision: int | None = None  # the index of an operand of the next less precise dtype
     ones: str = ""  # modes along which the first operand has extent 1
     gap: int = 0
     own: bool = False
-    reversed_axes: bool = False  # the first operand's axes run backwards
-    repeated: str = ""  # modes along which the first operand does not step
+    reversed_axes: bool = False  # the first operand's axes have negative strides
+    repeated: str = ""  # modes along which the first operand has stride 0
     sizes: dict[str, int] = {}  # noqa: RUF012
-    positive: bool = False  # many terms of both signs cancel to less than the roundoff of any order of summation
+    positive: bool = False  # otherwise many terms of both signs cancel to less than the roundoff of any summation order
 
 
 # fmt: off
@@ -81,7 +81,7 @@ LOWER_PRECISION: dict[Dtype, Dtype] = {F32: F16, F64: F32, C128: C64}
 
 
 def einsum_cases(row: Row) -> list[MadeCase]:
-    """Every form that a row has."""
+    """Every form that a row supports."""
     return [
         MadeCase(f"{row.dtypes[0]}-{form.name}", partial(check, form, row), form.name)
         for form in FORMS
@@ -92,7 +92,7 @@ def einsum_cases(row: Row) -> list[MadeCase]:
 
 
 def is_own(row: Row) -> bool:
-    """Whether a row is of this library's kernel, or stands for one on the host."""
+    """Whether a row is that of this library's kernel, or represents one on the host."""
     return "own" in (row.library, row.stands_for)
 
 
@@ -105,7 +105,7 @@ def check(form: Form, row: Row, name: str, device: Device, rng: np.random.Genera
         shape = tuple(1 if not number and mode in form.ones else sizes[mode] for mode in term.replace("...", "dh"))
         dtype = LOWER_PRECISION[row.dtypes[0]] if form.lower_precision == number else row.dtypes[0]
         values = random_values(rng, dtype, shape)
-        if form.positive:  # their product has about the size of 1, which f16 holds
+        if form.positive:  # their product has about the magnitude 1, which f16 represents
             values = (rng.uniform(0.5, 1.5, shape) / count ** (1 / len(terms))).astype(dtype.numpy)
         view = place(device, values, gap=form.gap).view
         if not number and form.reversed_axes:
@@ -114,8 +114,8 @@ def check(form: Form, row: Row, name: str, device: Device, rng: np.random.Genera
             steps = zip(term, view.layout.strides, strict=True)
             view = view.strided(shape, tuple(0 if mode in form.repeated else step for mode, step in steps))
         operands.append(view)
-    named: dict[str, Any] = {"library": "own"} if is_own(row) else {}  # whatever the rule takes to be the faster
-    request: Any = EinsumRequest(form.spec, operands, **form.options, **named)
+    options: dict[str, Any] = {"library": "own"} if is_own(row) else {}  # even if it is slower
+    request: Any = EinsumRequest(form.spec, operands, **form.options, **options)
     written: tuple[GuardedBuffer, ...] = ()
     if form.gap:
         request, written = with_outputs(request, lambda values: place(device, values, gap=form.gap))
@@ -124,7 +124,7 @@ def check(form: Form, row: Row, name: str, device: Device, rng: np.random.Genera
 
 
 def random_values(rng: np.random.Generator, dtype: Dtype, shape: tuple[int, ...]) -> Array:
-    """Normal numbers, complex ones in both parts; of 16 bits -1, 0 and 1, of which what is on the way is exact."""
+    """Normally distributed numbers, complex ones in both parts; for 16 bits -1, 0 and 1, whose sums are exact."""
     if dtype in HALF:
         return np.asarray(rng.choice(np.array([-1.0, 0.0, 1.0]), shape).astype(dtype.numpy))
     parts = [rng.standard_normal(shape) for _ in range(1 + dtype.is_complex)]
@@ -132,13 +132,13 @@ def random_values(rng: np.random.Generator, dtype: Dtype, shape: tuple[int, ...]
 
 
 def magnitude(request: EinsumRequest) -> Array:
-    """The same of the operands' magnitudes."""
+    """The einsum of the operands' magnitudes."""
     tensors = [one.device.array(np.abs(np.asarray(one).astype(np.complex128)).real) for one in request.operands]
     return einsum_steps(replace(request, operands=tuple(tensors), conj=(), out=None), EXACT)["out"]
 
 
 def bounds(request: EinsumRequest, expected: Results) -> Results:
-    """How far the result may be off: each step adds the roundoff of its sums."""
+    """The error bound of the result: each step adds the roundoff of its sums."""
     dtype = request.dtype
     unit = 2.0**-53 if request.precision is F64 else 2.0**-24
     factor = sum(8 + 4 * np.sqrt(terms_of(step.spec, request.sizes)) for step in request.schedule.steps)
@@ -147,14 +147,14 @@ def bounds(request: EinsumRequest, expected: Results) -> Results:
 
 
 def terms_of(spec: str, sizes: dict[str, int]) -> float:
-    """How many terms each sum has."""
+    """The number of terms of each sum."""
     inputs, output = spec.replace("...", "").split("->")
     return float(np.prod([float(sizes[mode]) for mode in set(inputs) - {","} - set(output)]))
 
 
 # -- wrong results that every case must reject: see `dispatch/testing/mutations.py` -----------------------------------
 def left_out(request: Any) -> Results | None:
-    """The largest element of the first operand taken to be 0."""
+    """The result if the largest element of the first operand were 0."""
     if request.op != "einsum" or not request.operands[0].size or not request.operands[0].ndim:
         return None
     first, *others = request.operands
@@ -164,7 +164,7 @@ def left_out(request: Any) -> Results | None:
 
 
 def not_conjugated(request: Any) -> Results | None:
-    """The numbers themselves in place of their conjugates."""
+    """The result without conjugation."""
     if request.op != "einsum" or not request.conj or not request.dtype.is_complex:
         return None
     return einsum_steps(replace(request, conj=(), out=None), EXACT)

@@ -1,4 +1,4 @@
-"""einsum by NumPy: two operands at a time by its C loops, in the order of the path that was found."""
+"""einsum by NumPy: two operands at a time by its C loops, in the order of the request's path."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ def einsum_steps(request: EinsumRequest, work: np.dtype[Any]) -> Results:
     for step in request.schedule.steps:
         inputs, output = step.spec.split("->")
         terms = inputs.split(",")
-        given = [
+        operands = [
             np.conj(arrays[number]) if conj else arrays[number]
             for number, conj in zip(step.inputs, step.conj, strict=True)
         ]
         wide = [
-            np.broadcast_to(one, [request.sizes[mode] for mode in term]) for one, term in zip(given, terms, strict=True)
+            np.broadcast_to(one, [request.sizes[mode] for mode in term])
+            for one, term in zip(operands, terms, strict=True)
         ]
         arrays.append(einsum_of(wide, terms, output))
     return {"out": _diagonal(request, arrays[-1])}
 
 
 def _diagonal(request: EinsumRequest, found: Array) -> Array:
-    """The result, with zeros beside its diagonal where it has a mode twice."""
+    """The result, with zeros outside its diagonal if it has a mode twice."""
     output = request.parsed[1]
     unique = "".join(dict.fromkeys(output))
     if unique == output:

@@ -1,4 +1,4 @@
-"""What the rows of einsum need beyond their dtypes: each rule gives "needs …, has …", or ""."""
+"""The rules of einsum's rows beyond dtypes: each returns "needs …, has …", or ""."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["computes", "gapless_diagonals", "only_products", "strides_along_mode
 
 OF_F32 = (Compute.COMPUTE_32F_FAST_TF32, Compute.COMPUTE_32F_FAST_3XTF32, Compute.COMPUTE_32F_EMULATED_16BFX9)
 OF_F64 = (Compute.COMPUTE_64F, Compute.COMPUTE_32F, Compute.COMPUTE_64F_EMULATED_FIXEDPOINT)
-# What contractions of each dtype may be computed in.
+# The compute types of contractions of each dtype.
 COMPUTES: dict[Dtype, tuple[Compute, ...]] = {
     **dict.fromkeys((F16, BF16), (Compute.COMPUTE_32F,)),
     **dict.fromkeys((F64, C128), OF_F64),
@@ -30,15 +30,15 @@ COMPUTES: dict[Dtype, tuple[Compute, ...]] = {
 
 def computes(request: EinsumRequest) -> str:
     """A compute type that the dtype has."""
-    asked: Any = member(request.compute)
-    known = COMPUTES[request.dtype]
-    if asked is None or asked in known:
+    compute: Any = member(request.compute)
+    supported = COMPUTES[request.dtype]
+    if compute is None or compute in supported:
         return ""
-    return f"needs compute {', '.join(one.name for one in known)} for {request.dtype}, has {asked.name}"
+    return f"needs compute {', '.join(one.name for one in supported)} for {request.dtype}, has {compute.name}"
 
 
 def strides_along_modes(request: EinsumRequest) -> str:
-    """Sums have an element, and some operand steps along each mode: others would not be summed over, nor repeated."""
+    """Sums have an element, and each mode has a stride in some operand: else nothing is summed over or repeated."""
     empty = [mode for mode, extent in request.sizes.items() if not extent]
     if empty and request.out_layout().size and not request.out_layout().fills_bytes:
         return f"needs an element along {empty[0]}, or a result without gaps, which is set to 0"
@@ -53,14 +53,14 @@ def strides_along_modes(request: EinsumRequest) -> str:
 
 
 def gapless_diagonals(request: EinsumRequest) -> str:
-    """Zeros are written beside a diagonal: into memory that is the result's alone."""
+    """A result with a diagonal has memory without gaps, because zeros are written to all of it."""
     output = request.parsed[1]
     if len(set(output)) == len(output) or request.out_layout().fills_bytes:
         return ""
     return f"needs a result without gaps where it has a mode twice, has {request.out_layout()}"
 
 
-# What cuBLASLt's rows of contractions are computed in.
+# The compute types of cuBLASLt's rows of contractions.
 OF_PRODUCTS: dict[Dtype, tuple[Compute, ...]] = {
     **dict.fromkeys((F16, BF16), (Compute.COMPUTE_32F,)),
     **dict.fromkeys((F32, C64), (Compute.COMPUTE_32F, Compute.COMPUTE_32F_FAST_TF32)),
@@ -69,7 +69,7 @@ OF_PRODUCTS: dict[Dtype, tuple[Compute, ...]] = {
 
 
 class StepView(NamedTuple):
-    """A step as far as it shows whether it is a matrix product: the layouts and modes of its operands and result."""
+    """The part of a step that decides whether it is a matrix product: the layouts and modes of operands and result."""
 
     sizes: dict[str, int]
     modes: dict[str, str]
@@ -77,24 +77,24 @@ class StepView(NamedTuple):
     reads_c: bool = False
 
     def modes_of(self, name: str) -> str:
-        """Those of an operand, or of the result."""
+        """The modes of an operand, or of the result."""
         return self.modes[name]
 
     def layout_of(self, name: str) -> Layout:
-        """How an operand, or the result, lies."""
+        """The layout of an operand, or of the result."""
         return self.layouts[name]
 
 
 def only_products(request: EinsumRequest) -> str:
-    """Each step is a matrix product as its operands lie: no sum over modes of one, no permutation, no conjugates."""
+    """Each step is a matrix product with its operands' layouts: no permutations, conjugates or sums of one operand."""
     if len({tensor.dtype for tensor in request.operands}) > 1:
         return f"needs operands of one dtype, has {', '.join(str(tensor.dtype) for tensor in request.operands)}"
     if request.jit:
         return "needs jit False, has True: that is cuTENSOR's"
-    asked: Any = member(request.compute)
-    if asked is not None and asked not in OF_PRODUCTS[request.dtype]:
-        known = ", ".join(one.name for one in OF_PRODUCTS[request.dtype])
-        return f"needs compute {known} for products of {request.dtype}, has {asked.name}"
+    compute: Any = member(request.compute)
+    if compute is not None and compute not in OF_PRODUCTS[request.dtype]:
+        supported = ", ".join(one.name for one in OF_PRODUCTS[request.dtype])
+        return f"needs compute {supported} for products of {request.dtype}, has {compute.name}"
     steps, device = request.schedule.steps, request.device
     layouts = [tensor.layout for tensor in request.operands]
     for number, step in enumerate(steps):
@@ -103,12 +103,12 @@ def only_products(request: EinsumRequest) -> str:
         if any(step.conj):
             return f"needs no conjugates, has those of {shown_spec(step.spec)!r}"
         inputs, output = step.spec.split("->")
-        made = device.layout(request.dtype, step.shape, c_strides(step.shape), 256)
-        layouts.append(made if number < len(steps) - 1 else unique_layout(request))
+        dense = device.layout(request.dtype, step.shape, c_strides(step.shape), 256)
+        layouts.append(dense if number < len(steps) - 1 else unique_layout(request))
         names = dict(zip(("a", "b", "out"), (*inputs.split(","), output), strict=True))
         lying = dict(zip(names, (*(layouts[one] for one in step.inputs), layouts[-1]), strict=True))
         sizes = {mode: request.sizes[mode] for modes in names.values() for mode in modes}
-        found = product_of(StepView(sizes, names, lying))
-        if isinstance(found, str):
-            return f"{found} ({shown_spec(step.spec)!r})"
+        product = product_of(StepView(sizes, names, lying))
+        if isinstance(product, str):
+            return f"{product} ({shown_spec(step.spec)!r})"
     return ""

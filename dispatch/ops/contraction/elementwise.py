@@ -1,6 +1,6 @@
-"""PermuteRequest, ElementwiseBinaryRequest, ElementwiseTrinaryRequest: nothing is summed up, axes go where they are to.
+"""PermuteRequest, ElementwiseBinaryRequest, ElementwiseTrinaryRequest: operations without sums; axes may be permuted.
 
-Making one validates it; this file calls nothing. Follows
+Making one validates it; this file calls no library. Follows
 https://docs.nvidia.com/cuda/cutensor/latest/api/cutensor.html.
 """
 
@@ -24,40 +24,41 @@ __all__ = ["ElementwiseBinaryRequest", "ElementwiseTrinaryRequest", "PermuteRequ
 
 @dataclass(frozen=True, eq=False)
 class ElementwiseRequest(ModesRequest):
-    """What sums up nothing: each mode of an operand is one of the result, which may have more.
+    """An operation without sums: each mode of an operand is also a mode of the result, which may have more.
 
     Attributes:
-        alpha: a number, complex ones for complex tensors alone; where it is 0, what it multiplies is not read.
+        alpha: a number; complex numbers for complex tensors only; if it is 0, the operand that it multiplies is not
+            read.
     """
 
     @property
     def reads_c(self) -> bool:
-        return self.has_c  # whether its factor is 0 or not, it is one plan
+        return self.has_c  # the plan is the same whether the factor is 0 or not
 
     def check_fields(self) -> None:
         for name, modes in zip(self.tensors_of_spec, self.parsed[0], strict=True):
             for mode in modes:
                 if mode not in self.result_modes:
-                    given = f"{self.spec!r}: {name} has {mode}, and the result has not"
-                    raise BadRequest("spec", given, "modes of the result alone", "reduce_modes sums over the others")
+                    actual = f"{self.spec!r}: {name} has {mode}, and the result has not"
+                    raise BadRequest("spec", actual, "modes of the result alone", "reduce_modes sums over the others")
         super().check_fields()
 
     def named_arguments(self) -> NamedArguments:
-        found = super().named_arguments()
-        of_alpha: Number = found.numbers["alpha"]
-        return found._replace(numbers=dict.fromkeys(self.numbers, of_alpha))
+        arguments = super().named_arguments()
+        of_alpha: Number = arguments.numbers["alpha"]
+        return arguments._replace(numbers=dict.fromkeys(self.numbers, of_alpha))
 
 
 @dataclass(frozen=True, eq=False)
 class PermuteRequest(ElementwiseRequest):
-    """B = alpha · op(A), with the axes in another order, and of another dtype where that is asked for.
+    """B = alpha · op(A), with the axes in another order, and converted to `out_dtype`.
 
     Attributes:
         a: any shape, any strides above 0, and 0.
-        op_a: what is done to each element, a TensorOp.
-        out_dtype: that of the result where `out` is left out: f16 and f32, f32 and f64, c64 and c128 for each other;
+        op_a: the operator for each element, a TensorOp.
+        out_dtype: the result's dtype if `out` is omitted: f16 and f32, f32 and f64, c64 and c128 convert to each other;
             None for that of a.
-        out: of the spec's modes in their order; along modes that a has not it is repeated.
+        out: of the spec's modes in their order; a is repeated along modes that it does not have.
     """
 
     op: ClassVar[str] = "permute"
@@ -94,11 +95,11 @@ class ElementwiseBinaryRequest(ElementwiseRequest):
 
     Attributes:
         a: any shape, any strides above 0, and 0; it may lack modes of the result, along which it is repeated.
-        c: of out's modes in its order, which the spec does not name; it may be `out` itself.
-        gamma: what C is multiplied by, as alpha A.
-        op_a, op_c: what is done to each element first, a TensorOp.
-        op_ac: what is made of the two: ADD, MUL, MAX or MIN.
-        out: D, of c's dtype, laid out as c is.
+        c: of out's modes in its order; the spec does not name it; it may be `out` itself.
+        gamma: the factor of C, as alpha is that of A.
+        op_a, op_c: the operators for each element, applied first; a TensorOp.
+        op_ac: the operator that combines the two: ADD, MUL, MAX or MIN.
+        out: D, of c's dtype and layout.
     """
 
     op: ClassVar[str] = "elementwise_binary"
@@ -129,11 +130,11 @@ class ElementwiseTrinaryRequest(ElementwiseRequest):
 
     Attributes:
         a, b: any shape, any strides above 0, and 0; they may lack modes of the result, along which they are repeated.
-        c: of out's modes in its order, which the spec does not name; it may be `out` itself.
-        beta, gamma: what B and C are multiplied by, as alpha A.
-        op_a, op_b, op_c: what is done to each element first, a TensorOp.
-        op_ab, op_abc: what is made of A and B, and of that and C: ADD, MUL, MAX or MIN.
-        out: D, of c's dtype, laid out as c is.
+        c: of out's modes in its order; the spec does not name it; it may be `out` itself.
+        beta, gamma: the factors of B and C, as alpha is that of A.
+        op_a, op_b, op_c: the operators for each element, applied first; a TensorOp.
+        op_ab, op_abc: the operators that combine A and B, and their result and C: ADD, MUL, MAX or MIN.
+        out: D, of c's dtype and layout.
     """
 
     op: ClassVar[str] = "elementwise_trinary"

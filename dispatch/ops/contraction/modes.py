@@ -1,6 +1,6 @@
-"""Modes: which axis of which tensor is which, as a spec like "ik,kj->ij" says it, and how tensors lie along them.
+"""Modes: the common axes of tensors, as in a spec like "ik,kj->ij", and the layouts of tensors along them.
 
-A mode is an axis that tensors share by its letter. All the requests of this family, and `einsum`, read specs here. Pure
+A mode is an axis that tensors share by its letter. All the requests of this family, and `einsum`, read specs here. Only
 arithmetic; it knows no library.
 """
 
@@ -35,59 +35,59 @@ __all__ = [
 
 Shape = tuple[int, ...]
 ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-FIRST_BEYOND_ALPHABET = 0x100  # the character of the first mode behind the alphabet
+FIRST_BEYOND_ALPHABET = 0x100  # the character of the first mode after the alphabet
 FIRST_ELLIPSIS_MODE = (
-    0x20000  # the character of the first mode that stands for an ellipsis: letters, which opt_einsum asks for
+    0x20000  # the character of the first mode of an ellipsis: letters, because opt_einsum requires them
 )
 ELLIPSIS_MODES = re.compile(f"[{chr(FIRST_ELLIPSIS_MODE)}-{chr(FIRST_ELLIPSIS_MODE + 0xFFF)}]+")
 SIGNS = frozenset(",->.")
 
 
 def mode_letter(number: int) -> str:
-    """The letter of a mode that is given as a number; there are as many as anybody needs."""
+    """The letter of a mode that has a number; there are enough for any spec."""
     return ALPHABET[number] if number < len(ALPHABET) else chr(FIRST_BEYOND_ALPHABET + number - len(ALPHABET))
 
 
 def ellipsis_modes(count: int, text: str) -> list[str]:
-    """The modes that stand for an ellipsis of so many axes, none of which a spec has."""
+    """The modes of an ellipsis of `count` axes, none of which the spec has."""
     free = (chr(number) for number in itertools.count(FIRST_ELLIPSIS_MODE))
     return list(itertools.islice((mode for mode in free if mode not in text), count))
 
 
 def shown_spec(spec: str) -> str:
-    """A spec as it is shown: with an ellipsis where modes stand for one, or ...[n] for its n-th axis alone."""
+    """A spec for messages: with an ellipsis for its modes, or ...[n] for its n-th axis alone."""
     runs = ELLIPSIS_MODES.findall(spec)
-    whole: str = max(runs, key=len, default="")
+    longest: str = max(runs, key=len, default="")
     return ELLIPSIS_MODES.sub(
-        lambda run: "..." if whole.endswith(run.group()) else "".join(map(shown_mode, run.group())), spec
+        lambda run: "..." if longest.endswith(run.group()) else "".join(map(shown_mode, run.group())), spec
     )
 
 
 def shown_mode(mode: str) -> str:
-    """A mode as it is shown: its letter, or ...[n] for the n-th axis of the ellipsis."""
+    """A mode for messages: its letter, or ...[n] for the n-th axis of the ellipsis."""
     return f"...[{ord(mode) - FIRST_ELLIPSIS_MODE}]" if ELLIPSIS_MODES.match(mode) else mode
 
 
 def canonical_spec(spec: Any) -> str:
-    """A spec as a string without blanks; modes in lists may be anything that can be told apart.
+    """A spec as a string without blanks; modes in lists may be any hashable objects.
 
-    Raises BadRequest for what is neither.
+    Raises BadRequest for anything else.
     """
     if isinstance(spec, str):
         return "".join(spec.split())
     wanted = 'a string such as "ik,kj->ij", or lists of modes, the last of the result: [["i", "k"], ["k", "j"], "ij"]'
     if not isinstance(spec, (list, tuple)) or len(spec) < 2:
         raise BadRequest("spec", shown(spec), wanted)
-    known: dict[Any, str] = {}
+    letters: dict[Any, str] = {}
     try:
-        terms = [mode_letters(term, known) for term in spec]
+        terms = [mode_letters(term, letters) for term in spec]
     except TypeError:
         raise BadRequest("spec", shown(spec), wanted) from None
     return f"{','.join(terms[:-1])}->{terms[-1]}"
 
 
 def mode_letters(modes: Any, known: dict[Any, str]) -> str:
-    """Modes in a list as letters; `...` is an ellipsis. `known` holds those that were met before.
+    """Modes in a list as letters; `...` is an ellipsis. `known` holds the letters of earlier modes.
 
     Raises TypeError for what cannot be iterated over or has no hash.
     """
@@ -98,10 +98,11 @@ def mode_letters(modes: Any, known: dict[Any, str]) -> str:
 def parse(spec: str, operands: int) -> tuple[tuple[str, ...], str]:
     """The modes of each operand and of the result, of a canonical spec without ellipses.
 
-    Raises BadRequest where it has another number of operands, or a result of modes that none has or that it has twice.
+    Raises BadRequest if it has another number of operands, or a result with a mode that no operand has or with one
+    twice.
     """
-    given, arrow, output = spec.partition("->")
-    inputs = tuple(given.split(","))
+    left_side, arrow, output = spec.partition("->")
+    inputs = tuple(left_side.split(","))
     if not arrow:
         raise BadRequest("spec", repr(spec), 'modes of the result behind "->"', f'such as "{spec}->{implied(inputs)}"')
     for term in (*inputs, output):
@@ -119,7 +120,7 @@ def parse(spec: str, operands: int) -> tuple[tuple[str, ...], str]:
 
 
 def implied(inputs: Sequence[str]) -> str:
-    """What NumPy takes for the result where none is said: the modes that are there once, in alphabetical order."""
+    """The modes of NumPy's result without "->": those that occur once, in alphabetical order."""
     counts = Counter("".join(inputs))
     return "".join(sorted(letter for letter, count in counts.items() if count == 1))
 
@@ -127,24 +128,24 @@ def implied(inputs: Sequence[str]) -> str:
 def extents_of(tensors: Sequence[tuple[str, str, Shape]], spec: str) -> dict[str, int]:
     """The extent of each mode, from operands by name with their modes and shapes.
 
-    An extent of 1 is any other. Raises BadRequest for axes without a mode, and for extents that disagree.
+    An extent of 1 broadcasts. Raises BadRequest for axes without a mode, and for extents that disagree.
     """
-    found: dict[str, int] = {}
+    extents: dict[str, int] = {}
     whose: dict[str, str] = {}
     for name, modes, shape in tensors:
         if len(modes) != len(shape):
-            given = f"{len(shape)} axes, {list(shape)}"
+            actual = f"{len(shape)} axes, {list(shape)}"
             raise BadRequest(
-                name, given, f"{len(modes)}, for it has the modes {shown_spec(modes)!r} in {shown_spec(spec)!r}"
+                name, actual, f"{len(modes)}, for it has the modes {shown_spec(modes)!r} in {shown_spec(spec)!r}"
             )
         for mode, extent in zip(modes, shape, strict=True):
-            known = found.get(mode, 1)
-            if extent != 1 and known not in (1, extent):
-                wanted = f"{known} along it, as {whose[mode]} has"
+            earlier = extents.get(mode, 1)
+            if extent != 1 and earlier not in (1, extent):
+                wanted = f"{earlier} along it, as {whose[mode]} has"
                 raise BadRequest(name, f"{extent} along {shown_mode(mode)} of {shown_spec(spec)!r}", wanted)
-            if mode not in found or known == 1:
-                found[mode], whose[mode] = extent, name
-    return found
+            if mode not in extents or earlier == 1:
+                extents[mode], whose[mode] = extent, name
+    return extents
 
 
 class View(NamedTuple):
@@ -161,13 +162,15 @@ class View(NamedTuple):
 
 
 def lower(modes: str, layout: Layout, extents: dict[str, int]) -> View:
-    """How a tensor lies along its modes, in the order in which they first come.
+    """The layout of a tensor along its modes, in the order of their first occurrence.
 
-    A mode that it has twice is the diagonal. One of a single element, or along which it does not step, is left out:
-    there it is the same everywhere.
+    A mode that it has twice is the diagonal. A mode of one element, or with stride 0, is omitted: the tensor is the
+    same everywhere along it.
     """
     steps: dict[str, int] = {}
     for mode, extent, stride in zip(modes, layout.shape, layout.strides, strict=True):
         steps[mode] = steps.get(mode, 0) + (stride if extent > 1 else 0)
-    kept = [mode for mode, step in steps.items() if extents[mode] > 1 and step != 0]
-    return View("".join(kept), tuple(extents[mode] for mode in kept), tuple(steps[mode] for mode in kept))
+    remaining = [mode for mode, step in steps.items() if extents[mode] > 1 and step != 0]
+    return View(
+        "".join(remaining), tuple(extents[mode] for mode in remaining), tuple(steps[mode] for mode in remaining)
+    )

@@ -1,4 +1,4 @@
-"""The program of a network of small tensors: the words that the kernel of network_kernel.py reads and carries out.
+"""The program of a network of small tensors: the words that the kernel of network_kernel.py reads and executes.
 
 Its steps are those of the request's schedule, see `steps.py`. Steps that do not depend on each other are computed in
 one round, each by some of the warps. Nothing here calls a library.
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 __all__ = ["MOST_ELEMENTS", "MOST_OPERANDS", "MOST_STRIDES", "Program", "elements_of", "program_of"]
 
 MOST_OPERANDS = POINTERS - 1
-MOST_ELEMENTS = 1 << 18  # of all operands and results on the way
-MOST_STRIDES = 1 << 31  # elements, from the first of an operand to its last
+MOST_ELEMENTS = 1 << 18  # of all operands and intermediate results
+MOST_STRIDES = 1 << 31  # elements, from the first to the last of an operand
 WARPS = (4, 8, 16)  # of a block
 CHUNK = 32  # elements that a warp copies at once
 TILES = ((1, 1), (1, 4), (2, 2), (4, 4))
-TILE_BYTES = 16  # of an axis, and what the program begins anew at
+TILE_BYTES = 16  # of an axis; the sections of the program are aligned to it
 
 Modes = tuple[str, ...]
 Axes = list[tuple[int, int]]  # extents and strides, the fastest first
@@ -45,7 +45,7 @@ class Program(NamedTuple):
         words: the program, padded to multiples of 16 bytes.
         warps: warps of the block.
         elements: the most elements of copied operands and intermediate results at a time.
-        cycles: an estimate of how long it takes, without the launch itself.
+        cycles: an estimate of the duration, without the launch itself.
     """
 
     words: Array
@@ -60,7 +60,7 @@ class Pair(NamedTuple):
     a: int
     b: int | None
     out: int
-    shape: tuple[int, int, int, int]  # extents of the batch, the rows, the columns, and of what is summed over
+    shape: tuple[int, int, int, int]  # extents of the batch, the rows, the columns and the sum
     modes: tuple[str, str, str]  # of the result: the batch's, the rows', the columns'
 
 
@@ -75,8 +75,10 @@ class Operand(NamedTuple):
 
 def elements_of(request: EinsumRequest) -> int:
     """The elements of all operands, each along all its modes, and of all intermediate results."""
-    found = sum(_count(set(modes), request.sizes) for modes in request.parsed[0])
-    return found + sum(_count(set(step.spec.partition("->")[2]), request.sizes) for step in request.schedule.steps[:-1])
+    elements = sum(_count(set(modes), request.sizes) for modes in request.parsed[0])
+    return elements + sum(
+        _count(set(step.spec.partition("->")[2]), request.sizes) for step in request.schedule.steps[:-1]
+    )
 
 
 def program_of(request: EinsumRequest) -> Program:
@@ -103,10 +105,10 @@ def _program(
         _operand(modes, extents, layout, conjugated)
         for modes, layout, conjugated in zip(inputs, layouts, conj, strict=True)
     ]
-    found = _Lowered(operands, steps, extents)
+    lowered = _Lowered(operands, steps, extents)
     strides, dtype = out
     return min(
-        (_Writer(found, extents, output, strides, dtype, warps).program() for warps in WARPS),
+        (_Writer(lowered, extents, output, strides, dtype, warps).program() for warps in WARPS),
         key=lambda program: program.cycles,
     )
 
@@ -114,13 +116,13 @@ def _program(
 def _operand(
     modes: str, extents: dict[str, int], layout: tuple[tuple[int, ...], tuple[int, ...], Dtype], conjugated: bool
 ) -> Operand:
-    """An operand along its modes: its diagonal where it has a mode twice, stride 0 where it has extent 1."""
+    """An operand along its modes: its diagonal if it has a mode twice, stride 0 where it has extent 1."""
     shape, strides, dtype = layout
     steps: dict[str, int] = {}
     for mode, extent, stride in zip(modes, shape, strides, strict=True):
         if extents[mode] != 1:
             steps[mode] = steps.get(mode, 0) + (stride if extent != 1 else 0)
-    order = sorted(steps, key=lambda mode: -abs(steps[mode]))  # as it lies
+    order = sorted(steps, key=lambda mode: -abs(steps[mode]))  # in the order of its memory
     return Operand("".join(order), tuple(steps[mode] for mode in order), KINDS[dtype], conjugated)
 
 
@@ -139,24 +141,28 @@ class _Lowered:
         self.pairs: list[Pair] = []
         self.mode_orders: dict[int, str] = {}
         natural = {number: operand.modes for number, operand in enumerate(operands)}
-        known = {number: number for number in natural}  # what a step's number stands for
+        sources = {number: number for number in natural}  # the operand or step whose result a number refers to
         for place, step in enumerate(steps):
             number, is_last = len(operands) + place, place == len(steps) - 1
-            inputs = [known[one] for one in step.inputs]
+            inputs = [sources[one] for one in step.inputs]
             if step.op == "permute" and not is_last:  # its operand is converted and reordered as it is copied
-                known[number] = inputs[0]
+                sources[number] = inputs[0]
                 continue
             output = step.spec.partition("->")[2]
             pair = self._pair(inputs, number, [natural[one] for one in inputs], output)
             self.pairs.append(pair)
-            known[number], natural[number] = number, "".join(pair.modes)
+            sources[number], natural[number] = number, "".join(pair.modes)
 
     def _pair(self, inputs: list[int], out: int, modes: list[str], output: str) -> Pair:
         if len(inputs) == 1:
             (only,) = modes
-            kept, summed = ("".join(mode for mode in only if (mode in output) is is_kept) for is_kept in (True, False))
-            self.mode_orders[inputs[0]] = summed + kept
-            return Pair(inputs[0], None, out, (1, self._extent(kept), 1, self._extent(summed)), ("", kept, ""))
+            remaining, summed = (
+                "".join(mode for mode in only if (mode in output) is is_kept) for is_kept in (True, False)
+            )
+            self.mode_orders[inputs[0]] = summed + remaining
+            return Pair(
+                inputs[0], None, out, (1, self._extent(remaining), 1, self._extent(summed)), ("", remaining, "")
+            )
         a, b = inputs
         of_a, of_b = modes
         first = of_a if len(of_a) >= len(of_b) else of_b  # the larger one keeps its order of modes
@@ -219,7 +225,7 @@ class _Writer:
         words = np.array(self._words, np.int64).astype(np.uint32)
         return Program(words, self._warps, elements, self._cycles)
 
-    def _add(self, fields: Sequence[int] | map[int], axes: Axes = []) -> int:  # noqa: B006  # nobody adds to it
+    def _add(self, fields: Sequence[int] | map[int], axes: Axes = []) -> int:  # noqa: B006  # never modified
         """Append words, and return the index of the first."""
         at = len(self._words)
         self._words += fields
@@ -230,14 +236,14 @@ class _Writer:
 
     def _axes(self, modes: str, steps: dict[str, int]) -> Axes:
         """The axes of modes, the last of them the fastest; modes whose strides merge are one axis."""
-        found: Axes = []
+        merged: Axes = []
         for mode in reversed(modes):
             extent, stride = self._extents[mode], steps[mode]
-            if found and stride == found[-1][0] * found[-1][1]:
-                found[-1] = found[-1][0] * extent, found[-1][1]
+            if merged and stride == merged[-1][0] * merged[-1][1]:
+                merged[-1] = merged[-1][0] * extent, merged[-1][1]
             elif extent != 1:
-                found.append((extent, stride))
-        return found if 0 not in [extent for extent, _ in found] else []
+                merged.append((extent, stride))
+        return merged if 0 not in [extent for extent, _ in merged] else []
 
     def _rounds(self) -> list[list[Pair]]:
         """The steps by rounds, each as late as possible, so that fewer intermediate results exist at a time."""
@@ -261,23 +267,23 @@ class _Writer:
 
         What is written in a round overlaps nothing that this or a later round reads.
         """
-        made = dict.fromkeys(range(len(self._lowered.operands)), -1)
+        written = dict.fromkeys(range(len(self._lowered.operands)), -1)
         read: dict[int, int] = {}
         for turn, steps in enumerate(rounds):
             for pair in steps:
-                made[pair.out] = turn
+                written[pair.out] = turn
                 read |= {one: turn for one in (pair.a, pair.b) if one is not None}
         places: dict[int, int] = {}
-        there: list[tuple[int, int, int]] = []  # begin, end, the last round that reads it
+        blocks: list[tuple[int, int, int]] = []  # begin, end, the last round that reads it
         most = 0
-        for number in sorted(read, key=lambda one: made[one]):
-            there = sorted(block for block in there if block[2] >= made[number])
+        for number in sorted(read, key=lambda one: written[one]):
+            blocks = sorted(block for block in blocks if block[2] >= written[number])
             begin, size = 0, _count(self._lowered.mode_orders[number], self._extents)
-            for block in there:
+            for block in blocks:
                 if block[0] - begin >= size:
                     break
                 begin = max(begin, block[1])
-            there.append((begin, begin + size, read[number]))
+            blocks.append((begin, begin + size, read[number]))
             places[number] = begin
             most = max(most, begin + size)
         return places, most
@@ -305,10 +311,10 @@ class _Writer:
             tilings[slowest] = self._choose_tiling(steps[slowest], axes[slowest], shares[slowest])
         self._cycles += round_cycles(tilings, self._warps)
         line: list[int] = []
-        for pair, own, warps, tiling in zip(steps, axes, shares, tilings, strict=True):
-            of_columns, of_rows, of_batch = own
+        for pair, pair_axes, warps, tiling in zip(steps, axes, shares, tilings, strict=True):
+            of_columns, of_rows, of_batch = pair_axes
             fields = self._step_fields(pair, places, (len(line), warps), tiling)
-            at = self._add((*fields, *map(len, own)), [*of_columns, *of_rows, *of_batch])
+            at = self._add((*fields, *map(len, pair_axes)), [*of_columns, *of_rows, *of_batch])
             line += [at] * warps
         return line
 

@@ -1,7 +1,7 @@
-"""How many clock cycles a step of a network takes on some warps of a block, and which tiling is the fastest.
+"""The clock cycles of a step of a network on some warps of a block, and its fastest tiling.
 
-Three things are counted: loads of shared memory, of which a multiprocessor makes one of 128 bytes per cycle; products,
-of which it issues four for 32 lanes per cycle; and latencies, where there are too few threads to hide them. All figures
+Three things are counted: loads of shared memory (a multiprocessor loads 128 bytes per cycle); products (it issues four
+for 32 lanes per cycle); and latencies, if there are too few threads to hide them. All figures
 here are estimates for one multiprocessor; those of the whole launch are in network_rules.py.
 """
 

@@ -1,11 +1,11 @@
-"""A kernel that contracts a whole network of small tensors in one block of threads: what is between two barriers is a
+"""A kernel that contracts a whole network of small tensors in one block of threads. Its work between two barriers is a
 round, in which each warp does its part of a step.
 
-The steps, and where their operands lie, are words in memory: network.py writes them. So one kernel of a dtype is
-compiled once for all networks, whatever their shapes. All operands are copied first, with all copies on the way at a
-time: to wait for the GPU's memory before each step would take longer than the steps do. Copies and results on the way
-lie in shared memory, or where that is too small in the plan's own. A copy has the modes of a batch first, then those
-that are summed over, then those that the other operand has not: neighbouring threads read neighbouring elements.
+The steps, and the locations of their operands, are words in memory, which network.py writes. So one kernel per dtype is
+compiled once for all networks, whatever their shapes. All operands are copied first, by concurrent copies:
+waiting for the GPU's memory before each step would take longer than the steps do. Copies and intermediate results
+are in shared memory, or if that is too small in the plan's memory. A copy has the modes of a batch first, then those
+that are summed over, then those that the other operand does not have: neighbouring threads read neighbouring elements.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["KINDS", "MOST_THREADS", "NAME", "POINTERS", "SOURCE", "options"]
 
 NAME = "contract_network"
-POINTERS = 64  # of operands and the result; a kernel takes 4 KB of parameters at most
-MOST_THREADS = 512  # of a block: each may have 128 registers
+POINTERS = 64  # operands and the result; a kernel takes 4 KB of parameters at most
+MOST_THREADS = 512  # of a block; each thread may have 128 registers
 KINDS = {F16: 0, BF16: 1, F32: 2, F64: 3, C64: 4, C128: 5}
 
 SOURCE = (
@@ -299,9 +299,9 @@ contract_network(const __grid_constant__ Pointers pointers, const Axis* program,
 
 
 def options(dtype: Dtype, *, in_shared: bool) -> tuple[str, ...]:
-    """NVRTC's, but for the architecture, for results of a dtype."""
+    """NVRTC's options, except the architecture, for results of a dtype."""
     is_double = dtype in (F64, C128)
-    chosen = {
+    macros = {
         "KIND": KINDS[dtype],
         "REAL": "double" if is_double else "float",
         "PARTS": 2 if dtype.is_complex else 1,
@@ -310,4 +310,4 @@ def options(dtype: Dtype, *, in_shared: bool) -> tuple[str, ...]:
         "MOST_THREADS": MOST_THREADS,
         "COPIES": 8,
     }
-    return ("-std=c++17", *(f"-D{name}={value}" for name, value in chosen.items()))
+    return ("-std=c++17", *(f"-D{name}={value}" for name, value in macros.items()))

@@ -1,4 +1,4 @@
-"""When a network of tensors is one launch of this library's kernel: each rule returns "needs …, has …", or ""."""
+"""The rules for a network of tensors in one launch of this library's kernel: each returns "needs …, has …", or ""."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["faster_than_calls", "few_elements", "usual_precision"]
 
-# Microseconds on an H200, by which one launch is compared with library calls in a graph. For 52 lattices, chains and
-# states of 2 to 24 tensors with extents of 2 to 64 the faster of the two is chosen, but for one (5.1 us, 4.6 by calls).
+# Microseconds on an H200, to compare one launch with library calls in a graph. For 52 lattices, chains and states of 2
+# to 24 tensors with extents of 2 to 64 these choose the faster of the two, except for one (5.1 us, 4.6 by calls).
 LAUNCH_US = 1.3  # of a kernel that only reads an empty program
 CALL_US = 3.2  # of one step by a library: 1.6 to 6.5
 MIN_STEPS = 2  # for a single pair a call takes 2.2 us, and the launch 2.6
@@ -37,16 +37,16 @@ COMPUTES: dict[Dtype, Compute] = {
 
 
 def usual_precision(request: EinsumRequest) -> str:
-    """Computed in f32, or in f64 of f64 and c128; and no kernel of cuTENSOR's asked for."""
+    """The precision is f32, or f64 for f64 and c128; and the request asks for no kernel of cuTENSOR."""
     if request.jit:
         return "needs jit False, has True: that is cuTENSOR's"
-    asked: Any = member(request.compute)
+    compute: Any = member(request.compute)
     usual = COMPUTES[request.dtype]
-    return "" if asked in (None, usual) else f"needs compute {usual.name} for {request.dtype}, has {asked.name}"
+    return "" if compute in (None, usual) else f"needs compute {usual.name} for {request.dtype}, has {compute.name}"
 
 
 def few_elements(request: EinsumRequest) -> str:
-    """So many operands and elements as one launch takes."""
+    """At most as many operands and elements as one launch supports."""
     if len(request.operands) > MOST_OPERANDS:
         return f"needs at most {MOST_OPERANDS} operands, has {len(request.operands)}"
     if (count := elements_of(request)) > MOST_ELEMENTS:
@@ -59,8 +59,8 @@ def few_elements(request: EinsumRequest) -> str:
 
 
 def faster_than_calls(request: EinsumRequest) -> str:
-    """Less time in one block, by estimate, than calls of libraries take; whoever asks for this library has any."""
-    if elements_of(request) > MOST_ELEMENTS:  # `few_elements` says so
+    """Faster in one block, by estimate, than calls of libraries; not required if the request names this library."""
+    if elements_of(request) > MOST_ELEMENTS:  # `few_elements` reports it
         return ""
     try:
         program = program_of(request)

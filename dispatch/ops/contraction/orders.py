@@ -1,9 +1,9 @@
-"""Which operands of a contraction to permute so that it becomes one matrix product, and which strides suit its result.
+"""The operands of a contraction to permute so that it becomes one matrix product, and the best strides of its result.
 
-Of all choices of operands to permute the cheapest is taken: it counts elements moved, launches, and the time of the
+The cheapest choice of operands to permute is used. The cost counts elements moved, launches, and the time of the
 product, whose matrices may not fill tiles. A permuted operand is dense, its modes grouped by role. Its fastest mode
-stays in the fastest group, so that both sides of a permutation are read and written along memory; for TF32, though,
-k is the fastest, because tensor cores read TF32 along k alone. Pure arithmetic.
+stays in the fastest group, so that both sides of a permutation are accessed contiguously. For TF32, however,
+k is the fastest, because tensor cores read TF32 only along k. Only arithmetic.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ Term = tuple[str, Shape, Shape]  # an operand's modes, each once, its shape and 
 
 __all__ = ["arrangement", "cost_model", "dense_strides", "is_intense", "result_strides"]
 
-LAUNCH_ELEMENTS = 1 << 19  # elements that are moved in the time of one more launch, 2 us or so
-MIN_INTENSITY = 100  # operations per element, from which on operands are permuted for a product of any dtype
-TILE = 64  # rows and columns that a tile of the product has; whole tiles are computed
+LAUNCH_ELEMENTS = 1 << 19  # elements that are moved in the time of one more launch, about 2 us
+MIN_INTENSITY = 100  # operations per element; from here on operands are permuted for a product of any dtype
+TILE = 64  # rows and columns of a tile of the product; whole tiles are computed
 OPERANDS = ("a", "b", "c", "out")
 ROLES = {"a": ("batch", "m", "k"), "b": ("batch", "k", "n"), "c": ("batch", "m", "n"), "out": ("batch", "m", "n")}
 
 
 class CostModel(NamedTuple):
-    """What a product of some dtype costs, and which layouts it prefers.
+    """The cost of a product of some dtype, and the layouts that it prefers.
 
     Attributes:
         elements_per_flop: elements that are moved in the time of one operation.
         k_fastest: whether permuted operands have k as their fastest axis.
-        always_permutes: whether operands are permuted for cuBLASLt however few operations there are per element.
-        min_batched_elements: the least elements of a result of a batch that repeats an operand.
+        always_permutes: whether operands are permuted for cuBLASLt even with few operations per element.
+        min_batched_elements: the minimum number of elements of a result of a batch that repeats an operand.
     """
 
     elements_per_flop: float
@@ -59,7 +59,7 @@ class CostModel(NamedTuple):
     min_batched_elements: int = MIN_BATCHED_ELEMENTS
 
 
-# From what an H200 does: 45 TFLOP/s in f32, 300 in TF32, 600 in 16 bits, while it moves 8 bytes in 4 ps.
+# From the performance of an H200: 45 TFLOP/s in f32, 300 in TF32, 600 in 16 bits, while it moves 8 bytes in 4 ps.
 PLAIN, TF32, HALVES = (
     CostModel(5e-3),
     CostModel(8e-4, k_fastest=True, always_permutes=True),
@@ -69,7 +69,7 @@ COMPLEX = CostModel(1e-2, min_batched_elements=MIN_BATCHED_ELEMENTS_COMPLEX)
 
 
 def cost_model(dtype: Dtype, compute: Any) -> CostModel:
-    """The cost model of products of a dtype, in a compute type if one was asked for."""
+    """The cost model of products of a dtype, for the requested compute type if there is one."""
     if dtype in HALF:
         return HALVES
     if dtype.is_complex:
@@ -78,14 +78,14 @@ def cost_model(dtype: Dtype, compute: Any) -> CostModel:
 
 
 def arrangement(request: Any) -> dict[str, str] | str:
-    """The operands to permute, with the modes of each from the slowest to the fastest; or why no choice serves."""
-    found = cheapest_arrangement(request.sizes, steps_of(request), cost_model(request.result_dtype, request.compute))
-    return found if isinstance(found, str) else found.orders
+    """The operands to permute, with the modes of each from the slowest to the fastest; or why no choice works."""
+    best = cheapest_arrangement(request.sizes, steps_of(request), cost_model(request.result_dtype, request.compute))
+    return best if isinstance(best, str) else best.orders
 
 
 def is_intense(sizes: dict[str, int], operands: Iterable[Iterable[str]]) -> bool:
-    """Whether a contraction has enough operations for each element of its operands and its result to permute them."""
-    elements = sum(prod(sizes[mode] for mode in set(own)) for own in operands)
+    """Whether a contraction has enough operations per element of its operands and its result to permute them."""
+    elements = sum(prod(sizes[mode] for mode in set(operand_modes)) for operand_modes in operands)
     return 2 * prod(sizes.values()) >= MIN_INTENSITY * elements
 
 
@@ -105,26 +105,26 @@ def cheapest_arrangement(
         return "needs an element along each mode"
     roles = modes_by_role(steps)
     least = 2 * prod(sizes[mode] for modes in roles.values() for mode in modes) * model.elements_per_flop
-    costs = {name: prod(sizes[mode] for mode in own) + LAUNCH_ELEMENTS for name, own in steps.items()}
-    choices = [chosen for count in range(len(steps) + 1) for chosen in combinations(steps, count)]
+    costs = {name: prod(sizes[mode] for mode in strides) + LAUNCH_ELEMENTS for name, strides in steps.items()}
+    choices = [permuted for count in range(len(steps) + 1) for permuted in combinations(steps, count)]
     best: Arrangement | None = None
     why = ""
-    for chosen in sorted(choices, key=lambda names: sum(costs[name] for name in names)):
-        amount = sum(costs[name] for name in chosen)
+    for permuted in sorted(choices, key=lambda names: sum(costs[name] for name in names)):
+        amount = sum(costs[name] for name in permuted)
         if amount + least >= (below if best is None else best.cost):
             why = why or "needs others to lie less apart"
             break
-        orders = {name: permuted_order(name, chosen, steps, roles, k_fastest=model.k_fastest) for name in chosen}
+        orders = {name: permuted_order(name, permuted, steps, roles, k_fastest=model.k_fastest) for name in permuted}
         strides_by_name = {
-            name: dense_strides(orders[name], sizes) if name in orders else own for name, own in steps.items()
+            name: dense_strides(orders[name], sizes) if name in orders else strides for name, strides in steps.items()
         }
-        found = product_along(sizes, strides_by_name, roles, min_batched_elements=model.min_batched_elements)
-        if isinstance(found, str):
-            why = found  # the last one is with all of them permuted
+        product = product_along(sizes, strides_by_name, roles, min_batched_elements=model.min_batched_elements)
+        if isinstance(product, str):
+            why = product  # the last reason is that with all of them permuted
             continue
-        spent = amount + (found.calls - 1) * LAUNCH_ELEMENTS + padded_flops(found) * model.elements_per_flop
+        spent = amount + (product.calls - 1) * LAUNCH_ELEMENTS + padded_flops(product) * model.elements_per_flop
         if best is None or spent < best.cost:
-            best = Arrangement(spent, found, orders)
+            best = Arrangement(spent, product, orders)
     return why if best is None else best
 
 
@@ -136,14 +136,14 @@ def padded_flops(found: Product) -> int:
 
 def permuted_order(name: str, chosen: Sequence[str], steps: Steps, roles: Roles, *, k_fastest: bool) -> str:
     """The modes of an operand that is permuted, from the slowest to the fastest."""
-    own = steps[name]
+    strides = steps[name]
     if name == "c":
-        own = steps["out"]  # c may be repeated along some modes
+        strides = steps["out"]  # c may be repeated along some modes
     # The order follows an operand that is not permuted; if there is none, the result, and along k operand a.
     leader = {role: next((one for one in OPERANDS if one in steps and one not in chosen and role in ROLES[one]), "")
               for role in roles}  # fmt: skip
     order = ROLES[name]
-    fastest = min(own, key=lambda mode: own[mode], default="")
+    fastest = min(strides, key=lambda mode: strides[mode], default="")
     if k_fastest and "k" in order:
         order = ("batch", "m" if name == "a" else "n", "k")
     elif fastest in roles[order[1]] and roles[order[2]]:
@@ -162,9 +162,9 @@ def dense_strides(order: str, sizes: dict[str, int]) -> dict[str, int]:
 
 @lru_cache(1024)
 def result_strides(terms: tuple[Term, Term], output: str, model: CostModel) -> Shape:
-    """The best strides for the result of a contraction of two operands if no order was asked for.
+    """The best strides for the result of a contraction of two operands if no order was requested.
 
-    They are dense: in C order, unless a matrix product gives another order that costs less.
+    They are dense: in C order, unless a matrix product with another order costs less.
     """
     sizes: dict[str, int] = {}
     for modes, shape, _ in terms:
@@ -172,10 +172,10 @@ def result_strides(terms: tuple[Term, Term], output: str, model: CostModel) -> S
             sizes[mode] = max(sizes.get(mode, 1), extent) if extent else 0
     steps: Steps = {}
     for name, (modes, shape, strides) in zip("ab", terms, strict=True):
-        own = zip(modes, shape, strides, strict=True)
-        steps[name] = {mode: stride for mode, extent, stride in own if extent > 1 and stride}
-    found = dense_strides(best_order(sizes, steps, output, model), sizes)
-    return tuple(found[mode] for mode in output)
+        axes = zip(modes, shape, strides, strict=True)
+        steps[name] = {mode: stride for mode, extent, stride in axes if extent > 1 and stride}
+    stride_of = dense_strides(best_order(sizes, steps, output, model), sizes)
+    return tuple(stride_of[mode] for mode in output)
 
 
 def best_order(sizes: dict[str, int], steps: Steps, output: str, model: CostModel) -> str:
@@ -185,11 +185,11 @@ def best_order(sizes: dict[str, int], steps: Steps, output: str, model: CostMode
     usual = arrangement_for_order(sizes, steps, output, model)
     if not isinstance(usual, str) and not usual.orders and usual.product.calls == 1 and not usual.product.repeats:
         return output
-    least, found = inf if isinstance(usual, str) else usual.cost, output
+    least, best = inf if isinstance(usual, str) else usual.cost, output
     permutes = model.always_permutes or is_intense(sizes, (*steps.values(), output))
     roles = modes_by_role(steps | {"out": dict.fromkeys((mode for mode in output if sizes[mode] > 1), 1)})
-    there = [mode for modes in (roles["batch"], roles["m"], roles["n"]) for mode in modes]
-    alone = "".join(mode for mode in output if mode not in there)  # those of one element have any strides
+    placed = [mode for modes in (roles["batch"], roles["m"], roles["n"]) for mode in modes]
+    alone = "".join(mode for mode in output if mode not in placed)  # modes of one element may have any strides
 
     def lines(role: str, name: str) -> list[str]:
         stepped = sorted(roles[role], key=lambda mode: -steps[name][mode])
@@ -199,8 +199,8 @@ def best_order(sizes: dict[str, int], steps: Steps, output: str, model: CostMode
         for order in (f"{alone}{batch}{m}{n}", f"{alone}{batch}{n}{m}"):
             other = arrangement_for_order(sizes, steps, order, model, least)
             if not isinstance(other, str) and other.cost < least and (permutes or not other.orders):
-                least, found = other.cost, order
-    return found
+                least, best = other.cost, order
+    return best
 
 
 def arrangement_for_order(

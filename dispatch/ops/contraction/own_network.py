@@ -1,7 +1,7 @@
 """Plans of einsum by the kernel of network_kernel.py: all steps of small tensors in one launch of one block.
 
-The plan owns the memory of the kernel's program, and of the data that does not fit in shared memory. Its runs are on
-one stream, one after another; other plans have memory of their own.
+The plan owns the memory of the kernel's program, and of the data that does not fit in shared memory. Its runs are
+sequential on one stream; other plans have memory of their own.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ QUAD, LANES = 16, 32
 
 
 class Pointers(ctypes.Structure):
-    """The addresses of the operands, and behind them that of the result."""
+    """The addresses of the operands, followed by that of the result."""
 
     _fields_ = (("at", ctypes.c_uint64 * POINTERS),)
 
@@ -57,7 +57,7 @@ class NetworkPlan(Plan):
         data_bytes = ctypes.c_void_p(spill[0].ptr if spill else None)
         values = (pointers, ctypes.c_void_p(words.ptr), ctypes.c_int(quads), data_bytes)
         parameters = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
-        self._values = values  # which `parameters` points to
+        self._values = values  # `parameters` points to it
         fixed = (
             ctypes.c_void_p(function),
             1,
@@ -98,15 +98,15 @@ def plan(request: EinsumRequest, executor: CudaExecutor, row: Row) -> Plan:
 
 
 def most_shared(device: CudaDevice) -> int:
-    """Bytes of shared memory that a block may have, if its kernel asks for them."""
+    """The bytes of shared memory that a block may have if its kernel requests them."""
     return device.attribute(driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
 
 
 def on_device(executor: CudaExecutor, program: Program) -> Tensor:
     """The words of a program in memory of the plan; plans are made outside of captures and recordings."""
     words = program.words
-    made: Any = executor.empty(words.shape, (1,), U32)
-    driver.cuMemcpyHtoDAsync(made.ptr, words.ctypes.data, words.nbytes, executor.stream.c_handle.value)
-    executor.stream.synchronize()  # the words may be gone before the copy is made
-    memory: Tensor = made
+    tensor: Any = executor.empty(words.shape, (1,), U32)
+    driver.cuMemcpyHtoDAsync(tensor.ptr, words.ctypes.data, words.nbytes, executor.stream.c_handle.value)
+    executor.stream.synchronize()  # the words may be freed before the copy runs
+    memory: Tensor = tensor
     return memory

@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 __all__ = ["PermutedPlan", "permutes", "plan"]
 
-MEMORY = "permuted operands"  # not the memory of intermediate results: such a plan may be a step between these
+MEMORY = "permuted operands"  # not the memory of intermediate results: such a plan may be a step that uses these
 
 
 def permutes(request: Any) -> str:
-    """Rule: a contraction that is a matrix product, but not as its operands lie."""
-    found = arrangement(request)
-    if isinstance(found, str):
-        return found
-    return "" if found else "needs an operand to permute, has a matrix product as it is"
+    """Rule: a contraction that is a matrix product only with permuted operands."""
+    orders = arrangement(request)
+    if isinstance(orders, str):
+        return orders
+    return "" if orders else "needs an operand to permute, has a matrix product as it is"
 
 
 class Step(NamedTuple):
@@ -59,11 +59,12 @@ class PermutedPlan(Plan):
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         memory = self._memory
         if memory.owner is not self._executor.stream:
-            # Allocated on another stream while the caller captured the executor's; that stream was waited for since.
+            # Allocated on another stream while the caller captured the executor's stream; that stream has finished
+            # since.
             memory.owner = memory.writer = self._executor.stream
-        there = (*arguments, *self._fixed)
+        values = (*arguments, *self._fixed)
         for plan, slots, constants in self._steps:
-            plan.enqueue(tuple(constants[k] if k in constants else there[slot] for k, slot in enumerate(slots)))
+            plan.enqueue(tuple(constants[k] if k in constants else values[slot] for k, slot in enumerate(slots)))
 
 
 def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
@@ -95,13 +96,13 @@ class PlanBuilder:
         self.given = {name: self.tensor_of(name) for name in (*(steps_of(request)),)}
 
     def tensor_of(self, name: str) -> Tensor:
-        """An operand; for an output that is still to be allocated a placeholder with its layout."""
-        given: Tensor | None = getattr(self.request, name)
-        if given is not None:
-            return given
+        """An operand; for an output that is still to be allocated, a placeholder with its layout."""
+        tensor: Tensor | None = getattr(self.request, name)
+        if tensor is not None:
+            return tensor
         layout = self.request.layout_of(name)
-        made = self.executor.device.layout(layout.dtype, layout.shape, layout.strides, PLACEHOLDER_ADDRESS)
-        return Tensor(placeholder_storage(self.executor, layout.high), PLACEHOLDER_ADDRESS, made)
+        placeholder = self.executor.device.layout(layout.dtype, layout.shape, layout.strides, PLACEHOLDER_ADDRESS)
+        return Tensor(placeholder_storage(self.executor, layout.high), PLACEHOLDER_ADDRESS, placeholder)
 
     def plan(self, row: Row, orders: dict[str, str]) -> PermutedPlan:
         request, executor, sizes = self.request, self.executor, self.request.sizes
@@ -132,8 +133,8 @@ class PlanBuilder:
         self.multiply(permuted)
         if "out" in orders:
             modes, source, slot = permuted["out"]
-            asked = PermuteRequest(f"{modes}->{modes}", source, out=self.given["out"])
-            self.append_step(asked, {"a": slot, "out": request.place_of("out")})
+            request_of_c = PermuteRequest(f"{modes}->{modes}", source, out=self.given["out"])
+            self.append_step(request_of_c, {"a": slot, "out": request.place_of("out")})
         return PermutedPlan(executor, row, self.steps, fixed, memory)
 
     def multiply(self, permuted: dict[str, tuple[str, Tensor, int]]) -> None:
@@ -155,9 +156,9 @@ class PlanBuilder:
     def append_step(self, asked: Any, places: dict[str, int]) -> None:
         """Append a step by the first row that takes it."""
         try:
-            made = self.executor.plan(asked)
+            plan = self.executor.plan(asked)
         except NoRow as error:
             raise Refused(f"no row takes the step {asked.describe()}") from error
         order, constants = (*asked.reads, *asked.writes, *asked.numbers), asked.arguments({})
         slots = tuple(places.get(name, -1) for name in order)
-        self.steps.append(Step(made, slots, {k: constants[k] for k, slot in enumerate(slots) if slot < 0}))
+        self.steps.append(Step(plan, slots, {k: constants[k] for k, slot in enumerate(slots) if slot < 0}))

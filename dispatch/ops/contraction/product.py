@@ -1,4 +1,4 @@
-"""Which contractions are one matrix product, or a batch of them, over memory as it lies.
+"""Contractions that are one matrix product, or a batch of them, without copies of the operands.
 
 The modes of a contraction have four roles: K in A and B, M in A and D, N in B and D, and the batch in all three. If the
 modes of each role merge into one axis, the same in each tensor that has them, the contraction is D = A · B for matrices
@@ -57,8 +57,8 @@ class Matrix(NamedTuple):
 class Product(NamedTuple):
     """D = a · b + c: matrices of a contraction's operands, which may have changed places.
 
-    It takes `calls` calls; from one to the next an operand begins `call_offsets[name]` elements further. If it
-    `repeats`, one operand is repeated along a batch that consists of modes of the other one alone.
+    It takes `calls` calls; the offset of an operand between two of them is `call_offsets[name]` elements. If it
+    `repeats`, one operand is repeated along a batch whose modes only the other operand has.
     """
 
     a: Matrix
@@ -83,26 +83,26 @@ def merge_modes(extents: dict[str, int], steps: Sequence[dict[str, int]], modes:
         return Axis(1, (0,) * len(steps))
     order = sorted(modes, key=lambda mode: -steps[-1][mode])
     inner = order[-1]
-    extent, found = extents[inner], tuple(each[inner] for each in steps)
+    extent, inner_strides = extents[inner], tuple(each[inner] for each in steps)
     for mode in reversed(order[:-1]):
-        if any(each[mode] != step * extent for each, step in zip(steps, found, strict=True)):
+        if any(each[mode] != step * extent for each, step in zip(steps, inner_strides, strict=True)):
             return mode
         extent *= extents[mode]
-    return Axis(extent, found)
+    return Axis(extent, inner_strides)
 
 
 Roles = dict[str, list[str]]
 Inputs = dict[str, tuple[str, ...]]
-INPUTS: Inputs = {"batch": ("a", "b"), "m": ("a",), "n": ("b",), "k": ("a", "b")}  # which have the modes of a role
+INPUTS: Inputs = {"batch": ("a", "b"), "m": ("a",), "n": ("b",), "k": ("a", "b")}  # operands with the modes of a role
 MAX_CALLS = 16  # of a product whose batch does not merge into one axis
 MIN_BATCHED_EXTENT = 8  # rows, columns and terms of each matrix of a batch that repeats an operand
-# The least elements of its result. For 40 x 40 complex numbers cuBLASLt took 60 us on an H200 and cuTENSOR 52; for real
-# ones, and for more elements, it was as fast.
+# The minimum number of elements of its result. For 40 x 40 complex numbers cuBLASLt took 60 us on an H200 and cuTENSOR
+# 52; for real numbers, and for more elements, it was as fast.
 MIN_BATCHED_ELEMENTS, MIN_BATCHED_ELEMENTS_COMPLEX = 64, 4096
 
 
 def product_of(request: Any) -> Product | str:
-    """The matrix product that a contraction is with its operands' layouts, or the reason why it is none."""
+    """The matrix product that a contraction is with its operands' layouts, or the reason why it is not one."""
     min_batched_elements = (
         MIN_BATCHED_ELEMENTS_COMPLEX if request.layout_of("out").dtype.is_complex else MIN_BATCHED_ELEMENTS
     )
@@ -133,12 +133,12 @@ def product_along(
     if not all(sizes.values()):
         return "needs an element along each mode"
     roles = roles or modes_by_role(steps)
-    there = {mode for modes in roles.values() for mode in modes}
-    if lost := [mode for mode, extent in sizes.items() if extent > 1 and mode not in there]:
+    assigned = {mode for modes in roles.values() for mode in modes}
+    if lost := [mode for mode, extent in sizes.items() if extent > 1 and mode not in assigned]:
         return f"needs modes of two tensors at least, has {lost[0]} of one: sum over it first"
-    found = _product(sizes, steps, roles, INPUTS)
-    if not isinstance(found, str):
-        return found
+    product = _product(sizes, steps, roles, INPUTS)
+    if not isinstance(product, str):
+        return product
     for other, inputs in () if roles["batch"] else _repeated_batches(sizes, steps, roles, min_batched_elements):
         batched = _product(sizes, steps, other, inputs)
         if not isinstance(batched, str):
@@ -151,12 +151,12 @@ def product_along(
         called = _product(sizes, steps, {**roles, "batch": order[count:]}, INPUTS)
         if not isinstance(called, str):
             return called._replace(calls=outer.extent, call_offsets=dict(zip(steps, outer.steps, strict=True)))
-    return found
+    return product
 
 
 def _are_shared(modes: Sequence[str], steps: Steps) -> bool:
     """Whether all operands have a stride along these modes."""
-    return all(mode in own for own in steps.values() for mode in modes)
+    return all(mode in strides for strides in steps.values() for mode in modes)
 
 
 def _repeated_batches(
@@ -212,30 +212,30 @@ def _oriented(axes: dict[str, Axis], at: dict[str, dict[str, int]]) -> Product |
 
     straight = at["out"].get("n", 0) == 1 or axes["n"].extent == 1
     left, right, rows, columns = ("a", "b", "m", "n") if straight else ("b", "a", "n", "m")
-    found = Product(
+    product = Product(
         matrix(left, rows, "k"),
         matrix(right, "k", columns),
         matrix("out", rows, columns),
         matrix("c", rows, columns) if "c" in at else None,
     )
-    for one in (found.a, found.b):
+    for one in (product.a, product.b):
         if not (one.has_dense_rows or one.has_dense_columns):
             return f"needs {one.name} with dense rows or columns, has strides {list(one.strides)}: permute it"
-    for other in (found.out, found.c):
+    for other in (product.out, product.c):
         if other is not None and not other.has_dense_rows:
             return f"needs {other.name} with rows dense as the result's, has strides {list(other.strides)}: permute it"
-    return found
+    return product
 
 
 def _dense_stride(axes: dict[str, Axis], role: str, roles: tuple[str, ...]) -> int:
     """The stride that an axis of one element has in a dense matrix; it has no effect."""
     step = 1
-    for behind in roles[roles.index(role) + 1 :]:
-        step *= axes[behind].extent
+    for faster in roles[roles.index(role) + 1 :]:
+        step *= axes[faster].extent
     return step
 
 
 def modes_merge(request: Any) -> str:
-    """Rule: a contraction that is a matrix product as its operands lie."""
-    found = product_of(request)
-    return found if isinstance(found, str) else ""
+    """Rule: a contraction that is a matrix product with its operands' layouts."""
+    product = product_of(request)
+    return product if isinstance(product, str) else ""

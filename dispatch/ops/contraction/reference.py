@@ -1,4 +1,4 @@
-"""What is right, in NumPy: the host's rows in their precision, and in float64 what all rows are held against."""
+"""The expected results, with NumPy: the host's rows use it in their precision, and all cases compare with float64."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ BINARY_OF: dict[TensorOp, np.ufunc] = {
 
 
 def work_array(tensor: Any, work: np.dtype[Any]) -> Array:
-    """The elements of a tensor in a working dtype, complex where they are."""
+    """The elements of a tensor in a working dtype, complex if the elements are."""
     array = np.asarray(tensor)
     return array.astype(np.result_type(work, np.complex64) if array.dtype.kind == "c" else work, copy=False)
 
@@ -94,12 +94,12 @@ def operand(request: ModesRequest, name: str, work: np.dtype[Any]) -> Array:
 
 
 def einsum_of(arrays: list[Array], modes: list[str], output: str) -> Array:
-    """A sum of products over modes by `numpy.einsum`, for modes of any letters; extents of 1 are any other."""
+    """A sum of products over modes by `numpy.einsum`, for modes of any letters; extents of 1 broadcast."""
     counts = {mode: max(extent for term, array in zip(modes, arrays, strict=True)
-                        for own, extent in zip(term, array.shape, strict=True) if own == mode)
+                        for letter, extent in zip(term, array.shape, strict=True) if letter == mode)
               for mode in dict.fromkeys("".join(modes))}  # fmt: skip
-    known: dict[str, str] = {}
-    if len(counts) > len(ALPHABET):  # more than NumPy has letters for: those of one element go without
+    letters: dict[str, str] = {}
+    if len(counts) > len(ALPHABET):  # more modes than NumPy has letters: those of one element are dropped
         shape = tuple(counts[mode] for mode in output)
         single = {mode for mode, extent in counts.items() if extent == 1}
         if len(counts) - len(single) > len(ALPHABET):
@@ -108,23 +108,23 @@ def einsum_of(arrays: list[Array], modes: list[str], output: str) -> Array:
                   for term, array in zip(modes, arrays, strict=True)]  # fmt: skip
         modes = ["".join(mode for mode in term if mode not in single) for term in modes]
         return einsum_of(arrays, modes, "".join(mode for mode in output if mode not in single)).reshape(shape)
-    terms = ["".join(known.setdefault(mode, ALPHABET[len(known)]) for mode in term) for term in modes]
-    result = "".join(known[mode] for mode in output)
+    terms = ["".join(letters.setdefault(mode, ALPHABET[len(letters)]) for mode in term) for term in modes]
+    result = "".join(letters[mode] for mode in output)
     return np.asarray(np.einsum(f"{','.join(terms)}->{result}", *arrays))
 
 
 def in_output_order(array: Array, modes: str, output: str) -> Array:
-    """An array with its modes in the order of the result, its diagonal where it has one twice; 1 where it has none."""
+    """An array with its modes in the order of the result: diagonals of repeated modes, extent 1 for missing modes."""
     unique = "".join(dict.fromkeys(modes))
     if unique != modes:
         array = einsum_of([array], [modes], unique)
     order = [unique.index(mode) for mode in output if mode in unique]
-    there = tuple(slice(None) if mode in unique else None for mode in output)
-    return np.asarray(array.transpose(order)[there])
+    index = tuple(slice(None) if mode in unique else None for mode in output)
+    return np.asarray(array.transpose(order)[index])
 
 
 def scaled(request: ModesRequest, name: str, array: Array) -> Array:
-    """A factor times an array, in the array's precision; nothing is read where it is 0."""
+    """A factor times an array, in the array's precision; the array is not read if the factor is 0."""
     factor: Any = request.factor(name)
     if factor == 0:
         return np.zeros_like(array)
@@ -132,22 +132,22 @@ def scaled(request: ModesRequest, name: str, array: Array) -> Array:
 
 
 def summed(request: ModesRequest, work: np.dtype[Any]) -> Results:
-    """Contractions and reductions: a sum, a product or an extremum over the modes that the result has not."""
+    """Contractions and reductions: a sum, a product or an extremum over the modes that the result does not have."""
     arrays = [operand(request, name, work) for name in request.tensors_of_spec]
     modes, output = request.parsed
     kind: Any = getattr(request, "reduce", TensorOp.ADD)
     if member(kind) is TensorOp.ADD:
         wide = [np.broadcast_to(one, _broadcast_shape(term, request)) for one, term in zip(arrays, modes, strict=True)]
-        found = einsum_of(wide, list(modes), output)
+        result = einsum_of(wide, list(modes), output)
     else:
         unique = "".join(dict.fromkeys(modes[0]))
         lost = [mode for mode in unique if mode not in output]
         ordered = in_output_order(arrays[0], modes[0], output + "".join(lost))
-        found = np.asarray(BINARY_OF[member(kind)].reduce(ordered, tuple(range(len(output), ordered.ndim))))
-    found = scaled(request, "alpha", np.asarray(found))
+        result = np.asarray(BINARY_OF[member(kind)].reduce(ordered, tuple(range(len(output), ordered.ndim))))
+    result = scaled(request, "alpha", np.asarray(result))
     if request.reads_c:
-        found = found + scaled(request, "beta", operand(request, request.added, work))
-    return {"out": np.broadcast_to(found, request.shape)}
+        result = result + scaled(request, "beta", operand(request, request.added, work))
+    return {"out": np.broadcast_to(result, request.shape)}
 
 
 def _broadcast_shape(modes: str, request: ModesRequest) -> tuple[int, ...]:
@@ -162,12 +162,12 @@ def elementwise(request: Any, work: np.dtype[Any]) -> Results:
         ordered = in_output_order(operand(request, name, work), request.modes_of(name), output)
         parts.append(scaled(request, factor, ordered))
     kinds = [BINARY_OF[member(getattr(request, field))] for field in request.binary]
-    found = reduce(lambda done, pair: np.asarray(pair[0](done, pair[1])), zip(kinds, parts[1:], strict=True), parts[0])
-    return {"out": np.broadcast_to(found, request.shape)}
+    result = reduce(lambda done, pair: np.asarray(pair[0](done, pair[1])), zip(kinds, parts[1:], strict=True), parts[0])
+    return {"out": np.broadcast_to(result, request.shape)}
 
 
 def terms_summed(request: ModesRequest) -> Array:
-    """|alpha| · Σ |A| · |B|: the magnitudes of what is summed up."""
+    """|alpha| · Σ |A| · |B|: the magnitudes of the summed terms."""
     work = np.dtype(np.float64)
     arrays = [np.abs(operand(request, name, work)) for name in request.tensors_of_spec]
     modes, output = request.parsed
@@ -176,29 +176,29 @@ def terms_summed(request: ModesRequest) -> Array:
 
 
 def magnitudes(request: ModesRequest) -> Array:
-    """|alpha| · Σ |A| · |B| + |beta| · |C|: what the roundoff of a sum is measured by."""
-    found = terms_summed(request)
+    """|alpha| · Σ |A| · |B| + |beta| · |C|: the magnitude that the roundoff of a sum is proportional to."""
+    result = terms_summed(request)
     if request.reads_c:
-        found = found + abs(request.factor("beta")) * np.abs(operand(request, request.added, np.dtype(np.float64)))
-    return np.asarray(found)
+        result = result + abs(request.factor("beta")) * np.abs(operand(request, request.added, np.dtype(np.float64)))
+    return np.asarray(result)
 
 
 def intermediate_magnitudes(request: ModesRequest) -> Array:
-    """|alpha| · Σ |T| · |C| of three tensors, T the sum of products of two of them, which cuTENSOR takes first.
+    """|alpha| · Σ |T| · |C| of three tensors, T the sum of products of two of them, which cuTENSOR computes first.
 
-    Which two it says nowhere: what is given is the most that any two make of it.
+    Which two it computes first is not documented: this is the maximum over all pairs.
     """
     work = np.dtype(np.float64)
     arrays = [operand(request, name, work) for name in request.tensors_of_spec]
     modes, output = request.parsed
     wide = [np.broadcast_to(one, _broadcast_shape(term, request)) for one, term in zip(arrays, modes, strict=True)]
-    found = np.zeros(request.shape)
+    largest = np.zeros(request.shape)
     for last in range(3):
         first, second = (number for number in range(3) if number != last)
-        kept = "".join(dict.fromkeys(mode for mode in modes[first] + modes[second] if mode in modes[last] + output))
-        both = einsum_of([wide[first], wide[second]], [modes[first], modes[second]], kept)
-        found = np.maximum(found, einsum_of([np.abs(both), np.abs(wide[last])], [kept, modes[last]], output))
-    return np.asarray(abs(request.factor("alpha")) * found)
+        shared = "".join(dict.fromkeys(mode for mode in modes[first] + modes[second] if mode in modes[last] + output))
+        both = einsum_of([wide[first], wide[second]], [modes[first], modes[second]], shared)
+        largest = np.maximum(largest, einsum_of([np.abs(both), np.abs(wide[last])], [shared, modes[last]], output))
+    return np.asarray(abs(request.factor("alpha")) * largest)
 
 
 def numpy_modes(request: Any, executor: object, row: Row) -> NumpyPlan:

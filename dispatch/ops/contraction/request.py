@@ -1,5 +1,5 @@
 """ContractRequest, ContractTrinaryRequest, ReduceModesRequest: sums over modes. Making one validates it; this file
-calls nothing.
+calls no library.
 
 Follows https://docs.nvidia.com/cuda/cutensor/latest/api/cutensor.html.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ContractRequest", "ContractTrinaryRequest", "ReduceModesRequest"]
 
-MAX_RANK = 1 << 16  # of a kernel, in cuTENSOR's order
+MAX_RANK = 1 << 16  # of a kernel, in cuTENSOR's ranking
 MAX_KERNELS = 1 << 10  # that are tried one after the other
 
 
@@ -30,16 +30,17 @@ class SummingRequest(ModesRequest):
     """A sum over modes that may be added to a tensor.
 
     Attributes:
-        beta: a number; left open it is 1 where there is a c. Without one it is 0.
-        algo: the way that cuTENSOR takes; None leaves it the choice.
-        kernel_rank: of the kernels of that way the one at this place of cuTENSOR's own ranking, 0 the best.
-        jit: whether cuTENSOR may compile a kernel for this very request, which takes seconds at first; kernels are kept
-            on disk for this GPU and version of the library.
-        workspace: the most bytes of workspace it may use; None for what it suggests.
-        autotune: time all rows that take the request, and cuTENSOR's ways and best kernels, once; keep the fastest, and
-            remember it on disk.
-        incremental_count: how many kernels cuTENSOR tries by itself, another one in each of the first calls, until the
-            fastest stays; it is kept on disk. Results may differ in their last bits meanwhile. None tries none.
+        beta: a number; the default is 1 if there is a c, else 0.
+        algo: cuTENSOR's algorithm; None lets cuTENSOR choose.
+        kernel_rank: the kernel of that algorithm at this position of cuTENSOR's ranking, 0 for the best.
+        jit: whether cuTENSOR may compile a kernel for this request, which takes seconds at first; kernels are stored on
+            disk for this GPU and version of the library.
+        workspace: the limit for its workspace in bytes; None for cuTENSOR's suggestion.
+        autotune: time all rows that take the request, and cuTENSOR's algorithms and best kernels, once; the fastest is
+            used, and stored on disk.
+        incremental_count: the number of kernels that cuTENSOR itself tries, another one in each of the first calls,
+            until it uses the fastest; that is stored on disk. Meanwhile results may differ in their last bits. None
+            tries none.
     """
 
     numbers: ClassVar[tuple[str, ...]] = ("alpha", "beta")
@@ -63,22 +64,22 @@ class SummingRequest(ModesRequest):
         if self.incremental_count is not None:
             check_int("incremental_count", self.incremental_count, 1, MAX_KERNELS)
             if self.autotune or self.algo is not None or self.kernel_rank is not None:
-                given = f"{self.incremental_count} with autotune, algo or kernel_rank"
-                raise BadRequest("incremental_count", given, "one or the other: cuTENSOR is to choose the kernel")
+                actual = f"{self.incremental_count} with autotune, algo or kernel_rank"
+                raise BadRequest("incremental_count", actual, "one or the other: cuTENSOR is to choose the kernel")
 
 
 @dataclass(frozen=True, eq=False)
 class ContractRequest(SummingRequest):
-    """D = alpha · Σ op(A) · op(B) + beta · C, the sum over all modes that D has not.
+    """D = alpha · Σ op(A) · op(B) + beta · C, the sum over all modes that D does not have.
 
-    Modes come in any order, and may be in A and B, in D or not: in all three they are a batch, in one of A and B alone
-    and not in D it is summed up along them. An operand of extent 1 along a mode is the same all along it.
+    Modes may be in any order. A mode of A, B and D is a batch; a mode of only A or only B that D does not have is
+    summed over. An operand of extent 1 along a mode is broadcast along it.
 
     Attributes:
         a, b: any shape, any strides above 0, and 0; of one dtype, or c128 and f64.
-        c: added as beta · c, of out's modes in its order; it may be `out` itself, and is not read where beta is 0.
-        op_a, op_b: what is done to each element first, a TensorOp; "conj" the conjugates.
-        out: D, of the spec's modes in their order, in C order or laid out as c is.
+        c: added as beta · c, of out's modes in its order; it may be `out` itself, and is not read if beta is 0.
+        op_a, op_b: the operators for each element, applied first; a TensorOp; "conj" for the conjugates.
+        out: D, of the spec's modes in their order, in C order or in c's layout.
     """
 
     op: ClassVar[str] = "contract"
@@ -97,16 +98,16 @@ class ContractRequest(SummingRequest):
 
 @dataclass(frozen=True, eq=False)
 class ContractTrinaryRequest(SummingRequest):
-    """E = alpha · Σ op(A) · op(B) · op(C) + beta · op(D), the sum over all modes that E has not, by one call.
+    """E = alpha · Σ op(A) · op(B) · op(C) + beta · op(D), the sum over all modes that E does not have, by one call.
 
-    cuTENSOR says that this pays where the operands are on the host of a Grace system; elsewhere two contractions, as
-    `einsum` makes them, may be as fast.
+    According to cuTENSOR this is faster if the operands are on the host of a Grace system; elsewhere two contractions,
+    as in `einsum`, may be as fast.
 
     Attributes:
         a, b, c: any shape, any strides above 0, and 0; of one dtype.
-        d: added as beta · op(d), of out's modes in its order, which the spec does not name; it may be `out` itself.
-        op_a, op_b, op_c, op_d: what is done to each element first, a TensorOp.
-        out: E, of the spec's modes in their order and of two elements at least, in C order or laid out as d is.
+        d: added as beta · op(d), of out's modes in its order; the spec does not name it; it may be `out` itself.
+        op_a, op_b, op_c, op_d: the operators for each element, applied first; a TensorOp.
+        out: E, of the spec's modes in their order and of two elements at least, in C order or in d's layout.
     """
 
     op: ClassVar[str] = "contract_trinary"
@@ -129,14 +130,14 @@ class ContractTrinaryRequest(SummingRequest):
 
 @dataclass(frozen=True, eq=False)
 class ReduceModesRequest(SummingRequest):
-    """D = alpha · reduce(op(A)) + beta · op(C), over all modes that D has not.
+    """D = alpha · reduce(op(A)) + beta · op(C), over all modes that D does not have.
 
     Attributes:
         a: any shape, any strides above 0, and 0.
-        reduce: what to: ADD Σ, MUL Π, MAX or MIN.
-        c: added as beta · op(c), of out's modes in its order; it may be `out` itself, and is not read where beta is 0.
-        op_a, op_c: what is done to each element first, a TensorOp.
-        out: D, of the spec's modes in their order, in C order or laid out as c is.
+        reduce: the reduction: ADD Σ, MUL Π, MAX or MIN.
+        c: added as beta · op(c), of out's modes in its order; it may be `out` itself, and is not read if beta is 0.
+        op_a, op_c: the operators for each element, applied first; a TensorOp.
+        out: D, of the spec's modes in their order, in C order or in c's layout.
     """
 
     op: ClassVar[str] = "reduce_modes"

@@ -1,4 +1,4 @@
-"""What the rows of this family need beyond their dtypes: each rule gives "needs …, has …", or ""."""
+"""The rules of this family's rows beyond dtypes: each returns "needs …, has …", or ""."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ __all__ = [
 ]
 
 
-MOST_TERMS = 1024  # one block of a product of matrices adds these up in moments
+MOST_TERMS = 1024  # a product of matrices adds up this number of terms in a short time, even in one block
 
 
 def nonnegative_strides(request: Request[Any]) -> str:
-    """Elements begin where they may, and no stride is below 0."""
+    """Elements are aligned, and no stride is below 0."""
     if reason := aligned(request):
         return reason
     for name, tensor, _ in request.tensors():
@@ -43,7 +43,7 @@ def nonnegative_strides(request: Request[Any]) -> str:
 
 
 def compute_asked_for(request: Any) -> str:
-    """Sums of f64 in f32 are for those alone who ask for them, whatever other rows refuse."""
+    """Sums of f64 in f32 are only for requests that ask for them, even if other rows refuse these."""
     return "" if request.compute is not None else "needs compute='32f', has None"
 
 
@@ -54,33 +54,33 @@ def no_operators(request: Any) -> str:
 
 
 def asks_no_kernel(request: Any) -> str:
-    """Which of cuTENSOR's kernels is taken, and how it is found, is nothing to another library."""
+    """The request names no kernel of cuTENSOR and no way to choose one: other libraries do not support that."""
     for name in ("algo", "kernel_rank", "incremental_count"):
-        if (given := getattr(request, name)) is not None:
-            return f"needs {name} None, has {getattr(given, 'name', given)}: that is cuTENSOR's"
+        if (choice := getattr(request, name)) is not None:
+            return f"needs {name} None, has {getattr(choice, 'name', choice)}: that is cuTENSOR's"
     return "needs jit False, has True: that is cuTENSOR's" if request.jit else ""
 
 
 def only_conjugates(request: Any) -> str:
-    """Of complex numbers, and of what `cutensorContract` multiplies, cuTENSOR has IDENTITY and CONJ alone.
+    """For complex numbers, and for the factors of `cutensorContract`, cuTENSOR supports only IDENTITY and CONJ.
 
-    With others its descriptors end in CUTENSOR_STATUS_INVALID_VALUE or NOT_SUPPORTED.
+    With others its descriptors fail with CUTENSOR_STATUS_INVALID_VALUE or NOT_SUPPORTED.
     """
     for field, name in request.unary.items():
-        tensor, found = getattr(request, name), request.operator(field)
-        if tensor is None or found in (TensorOp.IDENTITY, TensorOp.CONJ):
+        tensor, operator = getattr(request, name), request.operator(field)
+        if tensor is None or operator in (TensorOp.IDENTITY, TensorOp.CONJ):
             continue
         if request.op == "contract" or tensor.dtype.is_complex:
             of = f"for {tensor.dtype}" if tensor.dtype.is_complex else "of what is contracted"
-            return f"needs {field} IDENTITY or CONJ {of}, has {found.name}"
+            return f"needs {field} IDENTITY or CONJ {of}, has {operator.name}"
     return ""
 
 
 def result_has_modes(request: Any) -> str:
-    """Three tensors to a result of one element cuTENSOR 2.8.1 does not carry out: seen on an H100.
+    """cuTENSOR 2.8.1 does not contract three tensors to a result of one element: observed on an H100.
 
-    Recorded, all dtypes ended in CUTENSOR_STATUS_CUDA_ERROR. At made-up addresses, of which a recording reads nothing,
-    that was a fault: part of it ran at once.
+    Recorded, all dtypes failed with CUTENSOR_STATUS_CUDA_ERROR. With placeholder addresses, which a recording never
+    reads, there was a fault: a part of the call ran immediately.
     """
     if all(request.sizes[mode] == 1 for mode in request.result_modes):
         return "needs a result of two elements at least, has one of one element: einsum contracts two tensors at a time"
@@ -88,9 +88,9 @@ def result_has_modes(request: Any) -> str:
 
 
 def few_terms(request: Any) -> str:
-    """A scalar of so few terms that moving an operand costs nothing.
+    """A scalar of so few terms that moving an operand takes no noticeable time.
 
-    cuTENSOR's contractions to a scalar wait for the GPU, and so no einsum that ends in one would be a graph.
+    cuTENSOR's contractions to a scalar wait for the GPU, so an einsum that ends in one could not be a graph.
     """
     if any(request.sizes[mode] > 1 for mode in request.result_modes):
         return "needs a result of one element"
@@ -99,15 +99,15 @@ def few_terms(request: Any) -> str:
 
 
 def strides_along_modes(request: Any) -> str:
-    """An operand steps along each mode: along others cuTENSOR would neither sum nor repeat."""
+    """An operand has a stride along each mode: along others cuTENSOR would neither sum nor repeat."""
     views = (lower(request.modes_of(name), request.layout_of(name), request.sizes) for name in request.tensors_of_spec)
-    there = "".join(view.modes for view in views)
-    lost = [mode for mode, extent in request.sizes.items() if extent > 1 and mode not in there]
+    stepped = "".join(view.modes for view in views)
+    lost = [mode for mode, extent in request.sizes.items() if extent > 1 and mode not in stepped]
     return f"needs an operand that steps along {lost[0]}, has none: permute repeats along a mode" if lost else ""
 
 
 def summable(request: Any) -> str:
-    """Of no elements there is a sum where nothing is added and the result fills its memory, but nothing else."""
+    """Over no elements only a sum is supported, with nothing added and a result without gaps."""
     empty = [mode for mode, extent in request.sizes.items() if not extent and mode not in request.result_modes]
     if not empty:
         return ""
@@ -120,7 +120,7 @@ def summable(request: Any) -> str:
 
 
 def adds_as_precisely(request: Any) -> str:
-    """Of a C of 16 bits that is D, cuBLASLt rounds the product before it is added."""
+    """With a C of 16 bits that is also D, cuBLASLt rounds the product before it adds it."""
     is_narrow = request.result_dtype in (F16, BF16) and request.reads_c
     return (
         f"needs nothing added to {request.result_dtype}, has c: it would be added to what is rounded"

@@ -35,9 +35,9 @@ __all__ = [
     "plan_memory",
 ]
 
-PLACEHOLDER_ADDRESS = 1 << 20  # an address at which no tensor lies
+PLACEHOLDER_ADDRESS = 1 << 20  # an address that no tensor has
 ALIGNMENT = 256  # bytes
-MAX_POWER_OF_2 = 64 << 20  # bytes: up to here sizes are powers of 2, beyond multiples of PAGE
+MAX_POWER_OF_2 = 64 << 20  # bytes: up to it sizes are powers of 2, above it multiples of PAGE
 PAGE = 2 << 20
 MEMORY = "einsum"
 REQUEST_CLASSES: dict[str, Any] = {
@@ -49,7 +49,7 @@ REQUEST_CLASSES: dict[str, Any] = {
 
 
 class PlannedStep(NamedTuple):
-    """The plan of a step, and its arguments: for each the number of a tensor, or a constant."""
+    """The plan of a step, and its arguments: each is the number of a tensor, or a constant."""
 
     plan: Plan
     slots: tuple[int | None, ...]
@@ -57,7 +57,7 @@ class PlannedStep(NamedTuple):
 
 
 class EinsumPlan(Plan):
-    """Steps one after another; intermediate results lie in `memory`, at fixed addresses."""
+    """Steps in sequence; intermediate results are in `memory`, at fixed addresses."""
 
     __slots__ = ("_executor", "_fixed", "_memory", "_steps", "_zeroed")
 
@@ -77,7 +77,8 @@ class EinsumPlan(Plan):
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         memory = self._memory
         if memory is not None and memory.owner is not self._executor.stream:
-            # Allocated on another stream while the caller captured the executor's; that stream was waited for since.
+            # Allocated on another stream while the caller captured the executor's stream; that stream has finished
+            # since.
             memory.owner = memory.writer = self._executor.stream
         *operands, out = arguments
         if self._zeroed is not None:
@@ -121,24 +122,24 @@ def plan(request: EinsumRequest, executor: CudaExecutor, row: Row) -> Plan:
 
 
 def _intermediate_offsets(request: EinsumRequest) -> tuple[tuple[int, ...], int]:
-    """The offsets of intermediate results in memory, and how many bytes they need in all."""
+    """The offsets of intermediate results in memory, and the total number of bytes."""
     steps = request.schedule.steps
     sizes = [_aligned_nbytes(step.shape, _step_dtype(request, step)) for step in steps[:-1]]
     return intermediate_blocks(steps, sizes, len(request.operands))
 
 
 def _fit_to_memory(request: EinsumRequest, nbytes: int, total: int) -> EinsumRequest:
-    """The request with a path whose intermediate results fit in the device's memory; Refused if none is found."""
+    """The request with a path whose intermediate results fit in the device's memory; Refused if there is none."""
     reason = f"results on the way take {nbytes:,} bytes, and the device has {total:,}"
     if request.memory_limit is not None:
         raise Refused(reason)
     try:
-        found = replace(request, memory_limit=total)
+        fitting = replace(request, memory_limit=total)
     except BadRequest as error:
         raise Refused(f"{reason}: {error}") from error
-    if _intermediate_offsets(found)[1] > total:
+    if _intermediate_offsets(fitting)[1] > total:
         raise Refused(reason)
-    return found
+    return fitting
 
 
 def _step_dtype(request: EinsumRequest, step: Step) -> Dtype:
@@ -185,14 +186,14 @@ def _plan_step(
         choices["autotune"] = request.autotune
     if step.op == "contract":
         choices |= {"compute": request.compute, "jit": request.jit}
-    asked = kind(spec, **operands, out=tensors[number], library=library, **choices)
+    step_request = kind(spec, **operands, out=tensors[number], library=library, **choices)
     try:
-        plan = executor.plan(asked)
+        plan = executor.plan(step_request)
     except NoRow as error:
-        raise Refused(f"no row takes the step {asked.describe()}") from error
+        raise Refused(f"no row takes the step {step_request.describe()}") from error
     slots: dict[str, int] = {**dict(zip(names, step.inputs, strict=True)), "out": number}
-    order = (*asked.reads, *asked.writes, *asked.numbers)
-    return PlannedStep(plan, tuple(slots.get(name) for name in order), asked.arguments({}))
+    order = (*step_request.reads, *step_request.writes, *step_request.numbers)
+    return PlannedStep(plan, tuple(slots.get(name) for name in order), step_request.arguments({}))
 
 
 def transposed(tensor: Tensor, axes: Sequence[int]) -> Tensor:
@@ -204,16 +205,16 @@ def transposed(tensor: Tensor, axes: Sequence[int]) -> Tensor:
 
 
 def placeholder_storage(executor: CudaExecutor, nbytes: int) -> Storage:
-    """A storage without memory, for tensors of which a plan needs only the layout."""
+    """A storage without memory, for tensors whose layout is all that a plan needs."""
     return Storage(executor.device, PLACEHOLDER_ADDRESS, nbytes, executor.stream, lambda _: None)
 
 
 def _result_tensor(request: EinsumRequest, executor: CudaExecutor) -> Tensor:
-    """The result with each of its modes once: where it has a mode twice, its diagonal."""
+    """The result with each of its modes once: for a mode that it has twice, its diagonal."""
     layout = request.out_layout()
     if request.out is not None:
         storage, ptr = request.out.storage, request.out.ptr
-    elif request.autotune:  # which runs the steps
+    elif request.autotune:  # autotuning runs the steps
         allocated = executor.empty(layout.shape, layout.strides, layout.dtype)
         storage, ptr = allocated.storage, allocated.ptr
     else:
@@ -222,7 +223,7 @@ def _result_tensor(request: EinsumRequest, executor: CudaExecutor) -> Tensor:
 
 
 def intermediate_blocks(steps: Sequence[Step], sizes: Sequence[int], operands: int) -> tuple[tuple[int, ...], int]:
-    """The offsets in bytes of the results of all steps but the last, and how many bytes they need in all.
+    """The offsets in bytes of the results of all steps but the last, and the total number of bytes.
 
     A step's result overlaps nothing that this or a later step reads.
     """
@@ -242,9 +243,9 @@ def intermediate_blocks(steps: Sequence[Step], sizes: Sequence[int], operands: i
 
 
 def plan_memory(executor: CudaExecutor, nbytes: int, name: str = MEMORY) -> Storage | None:
-    """That many bytes on the device, shared by plans that run one after the other; None for 0 bytes.
+    """A block of memory on the device, shared by plans that run one after the other; None for 0 bytes.
 
-    They are freed when no plan keeps them. Plans that run within others use another name.
+    It is freed when no plan holds it. Plans that run within others use another name.
     """
     if not nbytes:
         return None

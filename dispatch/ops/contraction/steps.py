@@ -26,8 +26,8 @@ Shape = tuple[int, ...]
 class Step(NamedTuple):
     """One request of this family: its op, the numbers of its operands, its spec, the shape of its result.
 
-    The operands of einsum have the first numbers, the results of the steps the next ones. `conj` says which operands
-    are conjugated.
+    The operands of einsum have the first numbers, the results of the steps the next ones. `conj` marks the operands
+    that are conjugated.
     """
 
     op: str
@@ -46,7 +46,7 @@ class Schedule(NamedTuple):
 
     @property
     def flops(self) -> int:
-        """Additions and multiplications, as of real numbers; complex ones take up to four times as many."""
+        """Additions and multiplications, counted as for real numbers; complex ones take up to four times as many."""
         return sum(step.flops for step in self.steps)
 
     @property
@@ -74,8 +74,8 @@ def find_schedule(
 ) -> Schedule:
     """The steps of a sum of products over modes.
 
-    `converted` says which operands have another precision than the result. `full` says which have the dtype of the
-    result, each mode once, and along each mode its full extent.
+    `converted` marks the operands whose precision differs from the result's. `full` marks those that have the dtype of
+    the result, each mode once, and along each mode its full extent.
     """
     return _ScheduleBuilder(inputs, output, dict(sizes), full).build(conj, converted, optimize, limit)
 
@@ -93,21 +93,21 @@ class _ScheduleBuilder:
     ) -> Schedule:
         terms = [_Term(number, modes, conj[number]) for number, modes in enumerate(self._inputs)]
         counts = Counter(mode for term in terms for mode in set(term.modes))
-        for place, given in enumerate(terms):
-            term = given
+        for place, unconverted in enumerate(terms):
+            term = unconverted
             unique = "".join(dict.fromkeys(term.modes))
-            kept = "".join(mode for mode in unique if counts[mode] > 1 or mode in self._output)
+            needed = "".join(mode for mode in unique if counts[mode] > 1 or mode in self._output)
             if converted[place]:
                 term = terms[place] = self._single_operand_step("permute", term, unique)
-            if len(terms) > 1 and any(self._sizes[mode] != 1 for mode in unique if mode not in kept):
-                terms[place] = self._single_operand_step("reduce_modes", term, kept)
+            if len(terms) > 1 and any(self._sizes[mode] != 1 for mode in unique if mode not in needed):
+                terms[place] = self._single_operand_step("reduce_modes", term, needed)
         shapes = tuple(tuple(self._sizes[mode] for mode in term.modes) for term in terms)
         path = find_path(tuple(term.modes for term in terms), self._output, shapes, optimize, limit)
         for places in path:
             if len(places) > 1:
-                taken = [terms[place] for place in places]
+                contracted = [terms[place] for place in places]
                 terms = [term for place, term in enumerate(terms) if place not in places]
-                terms.append(self._contraction(taken, terms))
+                terms.append(self._contraction(contracted, terms))
         (last,) = terms
         if last.modes != self._output or not self._steps or last.conj:
             is_sum = set(last.modes) != set(self._output)
@@ -120,22 +120,22 @@ class _ScheduleBuilder:
         return self._add(op, [term._replace(conj=term.conj and conjugated)], modes, flops, conj=term.conj)
 
     def _contraction(self, taken: list[_Term], others: list[_Term]) -> _Term:
-        """Contract two tensors, or of more the cheapest pair until one is left; sum over modes that no other needs."""
+        """Contract two tensors; of more, the cheapest pair until one is left. Sum over modes that no other needs."""
         needed = {mode for term in others for mode in term.modes} | set(self._output)
-        there = "".join(dict.fromkeys("".join(term.modes for term in taken)))
-        kept = [mode for mode in there if mode in needed]
-        if not others and set(kept) == set(self._output):
+        all_modes = "".join(dict.fromkeys("".join(term.modes for term in taken)))
+        output = [mode for mode in all_modes if mode in needed]
+        if not others and set(output) == set(self._output):
             modes = self._output
-        else:  # in the order of a matrix product: first the modes that all have, then those of each
-            shared = [mode for mode in kept if all(mode in term.modes for term in taken)]
-            modes = "".join([*shared, *(mode for mode in kept if mode not in shared)])
-        while len(taken) > 2:  # cuTENSOR's contraction of three waits for the GPU, so that it could not be captured
+        else:  # in the order of a matrix product: first the common modes, then those of each
+            shared = [mode for mode in output if all(mode in term.modes for term in taken)]
+            modes = "".join([*shared, *(mode for mode in output if mode not in shared)])
+        while len(taken) > 2:  # cuTENSOR's contraction of three waits for the GPU and could not be captured
             first, second, inner = min(_pairs(taken, needed), key=self._pair_cost)
             taken = [term for term in taken if term not in (first, second)]
             taken.append(self._add("contract", [first, second], inner, self._count(first.modes + second.modes) * 2))
-        there = "".join(dict.fromkeys("".join(term.modes for term in taken)))
-        flops = self._count(there) * (len(taken) - (len(kept) == len(there)))
-        if len(kept) == len(there):
+        all_modes = "".join(dict.fromkeys("".join(term.modes for term in taken)))
+        flops = self._count(all_modes) * (len(taken) - (len(output) == len(all_modes)))
+        if len(output) == len(all_modes):
             for first, second in (taken, taken[::-1]):
                 if set(second.modes) == set(modes) and self._is_full(second):
                     return self._add("elementwise_binary", [first, second], modes, flops)
@@ -143,8 +143,8 @@ class _ScheduleBuilder:
 
     def _pair_cost(self, pair: tuple[_Term, _Term, str]) -> tuple[int, int]:
         """The products of elements in a contraction of a pair, and the elements of its result."""
-        first, second, left = pair
-        return self._count(first.modes + second.modes), self._count(left)
+        first, second, output = pair
+        return self._count(first.modes + second.modes), self._count(output)
 
     def _is_full(self, term: _Term) -> bool:
         """Whether a tensor can be the C of `elementwise_binary`."""
@@ -153,9 +153,9 @@ class _ScheduleBuilder:
     def _add(self, op: str, terms: list[_Term], modes: str, flops: int, *, conj: bool = False) -> _Term:
         spec = f"{','.join(term.modes for term in terms)}->{modes}"
         shape = tuple(self._sizes[mode] for mode in modes)
-        own = tuple(term.conj for term in terms)
-        self._steps.append(Step(op, tuple(term.number for term in terms), spec, shape, own, flops))
-        return _Term(len(self._inputs) + len(self._steps) - 1, modes, conj and not any(own))
+        conjugated = tuple(term.conj for term in terms)
+        self._steps.append(Step(op, tuple(term.number for term in terms), spec, shape, conjugated, flops))
+        return _Term(len(self._inputs) + len(self._steps) - 1, modes, conj and not any(conjugated))
 
     def _count(self, modes: str) -> int:
         return math.prod(self._sizes[mode] for mode in set(modes))

@@ -1,4 +1,4 @@
-"""Autotune among cuTENSOR's algorithms and kernels for one request: they are timed, and the fastest is remembered.
+"""Autotune among cuTENSOR's algorithms and kernels for one request: they are timed, and the fastest is stored.
 
 `cutensor.plan` sends requests with `autotune` here, and bind/race.py compares the winner with other libraries.
 """
@@ -31,57 +31,59 @@ ALGOS = (ContractionAlgo.DEFAULT_PATIENT, ContractionAlgo.GETT, ContractionAlgo.
 
 def candidates(request: Any, default: Preference) -> list[Preference]:
     """The preferences to time; cuTENSOR's own choice first."""
-    found = [default]
+    preferences = [default]
     if request.op == "contract":
-        found += [
+        preferences += [
             default._replace(algo=int(algo), kernel_rank=rank) for algo in ALGOS[1:] for rank in range(KERNEL_RANKS)
         ]
-        found.append(default._replace(algo=int(ALGOS[0])))
+        preferences.append(default._replace(algo=int(ALGOS[0])))
     elif request.op == "contract_trinary":
-        found.append(default._replace(algo=int(ALGOS[0])))
-    return found
+        preferences.append(default._replace(algo=int(ALGOS[0])))
+    return preferences
 
 
 def tuned(
     request: Any, executor: CudaExecutor, row: Row, default: Preference, make_plan: Callable[[Preference], Plan]
 ) -> Plan:
-    """The plan of the fastest kernel: the remembered one, or the one that is fastest now."""
+    """The plan of the fastest kernel: the stored one, or else the fastest in new timings."""
     key = stored_key(request, row)
     memory = executor.algorithms("cutensor")
-    known = memory.get(request.op, key)
-    remembered = None if known is None else decode_winner(known, candidates(request, default))
+    stored = memory.get(request.op, key)
+    remembered = None if stored is None else decode_winner(stored, candidates(request, default))
     if remembered is not None:
         return make_plan(remembered)
     executor.refuse_capture("a request that is to be tuned")
-    found: list[tuple[Preference, Plan]] = [(default, make_plan(default))]
+    plans: list[tuple[Preference, Plan]] = [(default, make_plan(default))]
     for preference in candidates(request, default)[1:]:
         with suppress(Refused):
-            found.append((preference, make_plan(preference)))
+            plans.append((preference, make_plan(preference)))
 
     def run(number: int, arguments: tuple[Argument, ...]) -> None:
-        found[number][1].enqueue(arguments)
+        plans[number][1].enqueue(arguments)
 
-    winner = fastest(executor, request, run, len(found)) if len(found) > 1 else 0
-    preference, plan = found[winner]
+    winner = fastest(executor, request, run, len(plans)) if len(plans) > 1 else 0
+    preference, plan = plans[winner]
     facts = {"row": row.name, "algo": preference.algo, "rank": preference.kernel_rank}
     memory.put(request.op, key, Algorithm(json.dumps(facts).encode(), 0))
     return plan
 
 
 def decode_winner(known: Algorithm, offered: list[Preference]) -> Preference | None:
-    """The preference that a stored outcome names; None if it names none of those offered."""
+    """The preference that a stored outcome names; None if it is not among those offered."""
     try:
         facts = json.loads(known.blob)
-        named = facts["algo"], facts["rank"]
+        stored = facts["algo"], facts["rank"]
     except (ValueError, KeyError, TypeError):
         return None
-    return next((one for one in offered if (one.algo, one.kernel_rank) == named), None)
+    return next((one for one in offered if (one.algo, one.kernel_rank) == stored), None)
 
 
 def stored_key(request: Any, row: Row) -> str:
-    """The request in words, and a digest of all that its plan depends on; the same whether outputs are given or not."""
+    """The request as text, and a digest of all that its plan depends on; the same whether outputs are passed or not."""
     names = [*(name for name in request.reads if getattr(request, name) is not None), "out"]
     layouts = [(name, request.layout_of(name)) for name in names]
-    lies = [(name, str(one.dtype), one.shape, one.strides, one.alignment) for name, one in layouts]
-    digest = hashlib.sha256(repr((lies, row.name, list(map(repr, request.attributes())))).encode()).hexdigest()[:16]
+    described = [(name, str(one.dtype), one.shape, one.strides, one.alignment) for name, one in layouts]
+    digest = hashlib.sha256(repr((described, row.name, list(map(repr, request.attributes())))).encode()).hexdigest()[
+        :16
+    ]
     return f"{request.spec} {', '.join(f'{name} {layout}' for name, layout in layouts)} {digest}"

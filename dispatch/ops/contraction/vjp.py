@@ -1,4 +1,4 @@
-"""The gradients of einsum: of each operand a request, which is a sum of products of the others with the result's."""
+"""The gradients of einsum: a request for each operand, a sum of products of the others with the result's gradient."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["einsum_vjp"]
 
-FIRST_ADDED_MODE = 2000  # the number of a mode that nobody else has
+FIRST_ADDED_MODE = 2000  # the number of a mode that no spec has
 
 
 def einsum_vjp(
@@ -34,35 +34,35 @@ def einsum_vjp(
 ) -> tuple[EinsumRequest, ...]:
     """The requests for the gradients of all operands of `einsum(spec, *operands, conj=conj)`, in their order.
 
-    `dispatch.run(request)` gives one. `grad` is that of the result, of its shape and dtype. For a real loss L each is
-    the g with dL = Re Σ conj(g) · dx, as PyTorch has it; of an operand of extent 1 along a mode it is summed up along
-    it, of one with a mode twice it is 0 beside the diagonal. Raises BadRequest for a grad that does not fit, and for
-    real operands among complex ones, whose gradient is a real part.
+    `dispatch.run(request)` computes one. `grad` is the gradient of the result, of its shape and dtype. For a real loss
+    L each is the g with dL = Re Σ conj(g) · dx, as in PyTorch. For an operand of extent 1 along a mode, it is summed
+    along that mode; for one with a mode twice, it is 0 outside the diagonal. Raises BadRequest for a grad that does not
+    fit, and for real operands among complex ones, whose gradient is a real part.
     """
     spec, operands = spec_and_operands(spec, operands)
     forward = EinsumRequest(spec, operands, conj=conj, optimize=optimize, memory_limit=memory_limit)
     inputs, _ = forward.parsed
     if grad is None:
         raise BadRequest("grad", "None", f"{forward.dtype}{list(forward.shape)}, as the result is")
-    given = EinsumRequest("...", (grad,)).operands[0]
-    if (given.shape, given.dtype) != (forward.shape, forward.dtype):
-        raise BadRequest("grad", str(given.layout), f"{forward.dtype}{list(forward.shape)}, as the result is")
-    found = []
+    result_grad = EinsumRequest("...", (grad,)).operands[0]
+    if (result_grad.shape, result_grad.dtype) != (forward.shape, forward.dtype):
+        raise BadRequest("grad", str(result_grad.layout), f"{forward.dtype}{list(forward.shape)}, as the result is")
+    requests = []
     for number, modes in enumerate(inputs):
         if forward.dtype.is_complex and not forward.operands[number].dtype.is_complex:
             hint = f"operands[{number}].astype('{forward.dtype}'), and the real part of its gradient"
             raise BadRequest(f"operands[{number}]", str(forward.operands[number].layout), "complex numbers", hint)
-        terms, tensors, flags = _product(forward, number, given)
+        terms, tensors, flags = _product(forward, number, result_grad)
         result, added = _result(forward, number, modes, _full_modes(forward, terms, tensors))
         terms += [mode for mode, _ in added]
         tensors += [one for _, one in added]
-        found.append(
+        requests.append(
             EinsumRequest(
                 f"{','.join(terms)}->{result}", tuple(tensors), conj=flags, optimize=optimize,
                 memory_limit=memory_limit, compute=compute, library=library, autotune=autotune, jit=jit,
             )
         )  # fmt: skip
-    return tuple(found)
+    return tuple(requests)
 
 
 def _product(forward: EinsumRequest, number: int, grad: Tensor) -> tuple[list[str], list[Tensor], tuple[int, ...]]:
@@ -80,7 +80,7 @@ def _product(forward: EinsumRequest, number: int, grad: Tensor) -> tuple[list[st
 
 
 def _full_modes(forward: EinsumRequest, terms: list[str], tensors: list[Tensor]) -> str:
-    """The modes that a term has in full: one of extent 1 says nothing of a mode's."""
+    """The modes along which a term has the full extent: one of extent 1 does not."""
     pairs = (
         (mode, extent)
         for term, one in zip(terms, tensors, strict=True)
@@ -90,13 +90,13 @@ def _full_modes(forward: EinsumRequest, terms: list[str], tensors: list[Tensor])
 
 
 def _result(forward: EinsumRequest, number: int, modes: str, there: str) -> tuple[str, list[tuple[str, Tensor]]]:
-    """The modes of an operand's gradient, and ones along those that nobody else has."""
+    """The modes of an operand's gradient, and ones along those that no other term has."""
     result, added = "", []
     for axis, mode in enumerate(modes):
         extent = forward.operands[number].shape[axis]
         name = mode
         if extent != forward.sizes[mode]:
-            name = mode_letter(FIRST_ADDED_MODE + axis)  # it was repeated along the mode, and is summed up along it
+            name = mode_letter(FIRST_ADDED_MODE + axis)  # it was repeated along the mode, and is summed along it
         if name not in there and name not in result:
             ones = np.ones(extent, forward.dtype.numpy)
             added.append((name, forward.device.array(ones)))

@@ -1,10 +1,10 @@
 """Convolution and its gradients: `conv_fwd` (bias, residual and activation fused), `conv_bwd_data`, `conv_bwd_filter`.
 
-`ConvFwdRequest` and its two companions are the requests; `cudnn_conv`, `cutlass_conv`, `multistage_conv` and the host's
-`numpy_conv` and `numpy_tree_conv` carry them out, `reference` says what is right, `cases` what is tested.
-`conv_transpose` is `conv_bwd_data` as a forward operation. The files: base, trees and request (what may be asked),
-rules (for the table), reference; graph and cudnn; problem, config, cutlass, sm80 and precompile (for CUTLASS); cases,
-tree_cases and forms (what is tested), mutations.
+`ConvFwdRequest`, `ConvBwdDataRequest` and `ConvBwdFilterRequest` are the requests. `cudnn_conv`, `cutlass_conv`,
+`multistage_conv` and the host's `numpy_conv` and `numpy_tree_conv` make their plans, `reference` computes the expected
+results, `cases` has the test cases. `conv_transpose` is `conv_bwd_data` as a forward operation. The files: base, trees
+and request (fields and checks), rules (for the table), reference; graph and cudnn; problem, config, cutlass, sm80 and
+precompile (for CUTLASS); cases, tree_cases and forms (test cases), mutations.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ numpy_conv = numpy_call(evaluate)
 
 
 def cutlass_conv(request: ConvRequest, executor: CudaExecutor, row: Row) -> Plan:
-    """A plan that ends in a CUTLASS kernel with im2col tensor maps, which is compiled where it is in no cache."""
+    """A plan that launches a CUTLASS kernel with im2col tensor maps, which is compiled unless it is cached."""
     from dispatch.libraries.cutlass.compile import plan_of  # at first use: importing `dispatch` looks for no headers
     from dispatch.ops.conv import cutlass
 
@@ -72,7 +72,7 @@ def cutlass_conv(request: ConvRequest, executor: CudaExecutor, row: Row) -> Plan
 
 
 def multistage_conv(request: ConvRequest, executor: CudaExecutor, row: Row) -> Plan:
-    """A plan that ends in a multistage kernel of CUTLASS, which every GPU since sm_80 runs."""
+    """A plan that launches a multistage CUTLASS kernel, which every GPU from sm_80 on runs."""
     from dispatch.libraries.cutlass.compile import plan_of
     from dispatch.ops.conv import sm80
 
@@ -80,24 +80,24 @@ def multistage_conv(request: ConvRequest, executor: CudaExecutor, row: Row) -> P
 
 
 def numpy_tree_conv(_request: ConvRequest, _executor: Executor, row: Row) -> Plan:
-    """A plan that computes with NumPy what CUTLASS's kernels do."""
+    """A plan that computes the same as CUTLASS's kernels with NumPy."""
     from dispatch.ops.conv.reference import NumpyTreePlan
 
     return NumpyTreePlan(row, capture_safe=False)
 
 
-# What conv_transpose calls the arguments of conv_bwd_data.
+# The names of conv_bwd_data's arguments in conv_transpose.
 OWN_NAMES = {"dy": "x", "x_extents": "extents", "group_count": "groups"}
 
 
 def channels_last(tensor: Tensor) -> Tensor:
-    """A copy of an image or a filter (N, C, spatial…) that is dense with channels last; by way of the host, waiting."""
+    """A dense copy of an image or a filter (N, C, spatial…) with channels last; copies through the host, and waits."""
     from dispatch.core.layouts import dense_strides
 
     device = tensor.device
-    made = device.empty(tuple(tensor.shape[axis] for axis in (0, *range(2, tensor.ndim), 1)), tensor.dtype)
-    layout = device.layout(tensor.dtype, tensor.shape, dense_strides(tensor.shape, last=True), made.ptr)
-    view = type(tensor)(made.storage, made.ptr, layout)
+    memory = device.empty(tuple(tensor.shape[axis] for axis in (0, *range(2, tensor.ndim), 1)), tensor.dtype)
+    layout = device.layout(tensor.dtype, tensor.shape, dense_strides(tensor.shape, last=True), memory.ptr)
+    view = type(tensor)(memory.storage, memory.ptr, layout)
     view.copy_from(tensor.numpy())
     return view
 
@@ -133,16 +133,16 @@ def conv_transpose(
 ) -> Tensor | tuple[Tensor, ...]:
     """The transposed convolution of x (N, C, spatial…) with w (C, K / groups, spatial…): (N, K, spatial…).
 
-    It is `conv_bwd_data` under the name by which networks use it.
+    This is `conv_bwd_data` under the name that networks use.
 
     Args:
         x: (N, C, spatial…), the dy of `conv_bwd_data`.
         w: (C, K / groups, spatial…).
-        extents: the spatial extents of the result, where a stride leaves them open; None takes the smallest.
-        groups: the number of groups, which x and w do not tell.
+        extents: the spatial extents of the result if the stride leaves them open; None takes the smallest.
+        groups: the number of groups, which does not follow from x and w.
 
-    The other arguments are those of `conv_bwd_data`, which help(dispatch.conv_bwd_data) documents. NoRow speaks of that
-    op, whose dy is x.
+    The other arguments are those of `conv_bwd_data`, documented in help(dispatch.conv_bwd_data). The messages of NoRow
+    name that op, whose dy is x.
     """
     if not choices.keys() <= CHOICES:
         refuse_arguments("conv_transpose", conv_transpose, (), choices)
@@ -155,11 +155,13 @@ def conv_transpose(
 
 def _signature() -> Signature:
     """The signature of conv_bwd_data under the names of conv_transpose."""
-    found = signature_of(conv_bwd_data)
-    named = [one.replace(name=OWN_NAMES.get(one.name, one.name)) for one in found.parameters.values()]
-    own = ["x", "w", "extents", "groups"]
-    ordered = sorted(named, key=lambda one: own.index(one.name) if one.name in own else len(own))
-    return found.replace(parameters=ordered)
+    signature = signature_of(conv_bwd_data)
+    named = [one.replace(name=OWN_NAMES.get(one.name, one.name)) for one in signature.parameters.values()]
+    first_names = ["x", "w", "extents", "groups"]
+    ordered = sorted(
+        named, key=lambda one: first_names.index(one.name) if one.name in first_names else len(first_names)
+    )
+    return signature.replace(parameters=ordered)
 
 
 SIGNATURE = _signature()

@@ -1,7 +1,7 @@
-"""What the requests of convolution share: steps, groups, layouts, the numbers that results are scaled with, and checks.
+"""The fields and checks that the requests of convolution share: padding, stride, dilation, groups, layouts, factors.
 
-`request.py` derives the three requests from it, and trees.py has what is for CUTLASS.
-Making one validates it; this file calls nothing.
+`request.py` derives the three requests from ConvRequest; trees.py has the fields for CUTLASS. A request is validated
+when it is made. This file calls no library.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 __all__ = ["Activation", "ConvRequest", "Padding"]
 
 Shape = tuple[int, ...]
-Padding = int | tuple[int, ...] | tuple[tuple[int, int], ...]  # the same everywhere; of each axis; before and behind
+Padding = int | tuple[int, ...] | tuple[tuple[int, int], ...]  # for all axes; for each; (before, after) for each
 MOST_AXES = 3
 
 
 class Activation(Choice):
-    """`cudnnPointwiseMode_t`: what is applied to the result of a forward convolution."""
+    """`cudnnPointwiseMode_t`: the activation of a forward convolution."""
 
     IDENTITY = 21
     RELU_FWD = 100
@@ -56,17 +56,17 @@ class Activation(Choice):
 
 @dataclass(frozen=True, eq=False)
 class ConvRequest(TreeConvRequest[R_co]):
-    """What the three have in common: steps, groups, and the numbers that results are scaled with.
+    """The fields that the three requests share: padding, stride, dilation, groups, and the factors of results.
 
     Attributes:
         pad: zeros around x: a number, one for each spatial axis, or a pair (before, behind) for each.
         stride, dilation: numbers, or one for each spatial axis.
-        alpha: what the convolution is multiplied with.
+        alpha: the factor of the convolution.
         beta: what z is multiplied with, or without a z, of gradients, what was in `out` before.
-        compute: None takes the row's own; f32 becomes TF32 only where COMPUTE_32F_FAST_TF32 is asked for here.
-        out_dtype: that of the result where `out` is left out; None for that of the operands.
-        deterministic: bit for bit the same result at every run.
-        workspace: the most bytes an engine may use; None leaves it to the library, up to 1 GiB.
+        compute: None takes the row's own; f32 is rounded to TF32 only if COMPUTE_32F_FAST_TF32 is given here.
+        out_dtype: the dtype of the result if `out` is left out; None for that of the operands.
+        deterministic: return the same bits in every run.
+        workspace: the most bytes an engine may use; None allows any size up to 1 GiB.
         autotune: time the candidates of all libraries once, keep the fastest, and remember it on disk.
     """
 
@@ -92,7 +92,7 @@ class ConvRequest(TreeConvRequest[R_co]):
     @property
     @abstractmethod
     def x_shape(self) -> Shape:
-        """The shape of what the filter steps over: X, or its gradient."""
+        """The shape of the tensor that the filter slides over: X, or its gradient."""
 
     @property
     @abstractmethod
@@ -101,12 +101,12 @@ class ConvRequest(TreeConvRequest[R_co]):
 
     @property
     def x_name(self) -> str:
-        """The argument that has `x_shape`, for messages; `out` also where it is left out."""
+        """The argument that has `x_shape`, for messages; `out` also if it is left out."""
         return "x"
 
     @property
     def w_name(self) -> str:
-        """The argument that says the extents of `w_shape`."""
+        """The argument that determines the extents of `w_shape`."""
         return "w"
 
     @cached_property
@@ -141,7 +141,7 @@ class ConvRequest(TreeConvRequest[R_co]):
 
     @cached_property
     def channels_last(self) -> bool:
-        """Whether the operands lie with their channels innermost; where one alone does not tell, the next does."""
+        """Whether the operands have channels last in memory; the first operand with unambiguous strides decides."""
         for name in (*self.operand_names[:2], "out"):
             tensor: Tensor | None = getattr(self, name)
             if tensor is not None:
@@ -156,7 +156,7 @@ class ConvRequest(TreeConvRequest[R_co]):
 
     @property
     def extra_choice(self) -> Any:
-        """What an operation has beside the choices of all three: a gradient, what its shape leaves open."""
+        """The part of the key that only one of the operations has: the activation, or the shape of a gradient."""
         return self.result_shape
 
     def outputs(self) -> dict[str, Output]:
@@ -164,7 +164,7 @@ class ConvRequest(TreeConvRequest[R_co]):
         return {"out": out, **(self.tree_outputs if self.has_tree else {})}
 
     def strides_of(self, name: str) -> Shape:
-        """The strides of an operand, with those of axes of extent 1, which mean nothing, as in a dense tensor."""
+        """The strides of an operand; axes of extent 1, whose strides are arbitrary, get those of a dense tensor."""
         layout = self.layout_of(name)
         shape, strides = layout.shape, layout.strides
         for last in (self.channels_last, not self.channels_last):
@@ -208,27 +208,32 @@ class ConvRequest(TreeConvRequest[R_co]):
 
     @staticmethod
     def _check_steps(name: str, tensor: Tensor | None) -> None:
-        """A descriptor of cuDNN steps forward."""
+        """Check that strides are positive, as cuDNN's descriptors require."""
         if tensor is not None and any(
             step < 1 and extent > 1 for step, extent in zip(tensor.layout.strides, tensor.shape, strict=True)
         ):
             raise BadRequest(name, str(tensor.layout), "steps forward", "copy it: dev.array(x)")
 
     def _check_filter(self) -> None:
-        """X and W fit: whole groups, and a filter that fits into the padded input."""
+        """Check that X and W fit: whole groups, and a filter that fits into the padded input."""
         x, w = self.x_shape, self.w_shape
-        whole = f"{self.x_name} {x}"
+        image_text = f"{self.x_name} {x}"
         if x[1] % w[1]:
             raise BadRequest(
-                self.w_name, f"filters over {w[1]} channels", f"a divisor of the {x[1]} channels of {whole}"
+                self.w_name, f"filters over {w[1]} channels", f"a divisor of the {x[1]} channels of {image_text}"
             )
         if w[0] % self.groups:
             name = "dy" if self.mode == "bwd_filter" else self.w_name
-            raise BadRequest(name, f"{w[0]} filters", f"a multiple of the {self.groups} groups of {whole} over w {w}")
+            raise BadRequest(
+                name, f"{w[0]} filters", f"a multiple of the {self.groups} groups of {image_text} over w {w}"
+            )
         if min(self.y_shape) < 1:
             hint = "more padding, or a smaller filter or dilation"
             raise BadRequest(
-                self.w_name, f"a filter {w[2:]} by dilation {self.steps.dilation}", f"one that fits into {whole}", hint
+                self.w_name,
+                f"a filter {w[2:]} by dilation {self.steps.dilation}",
+                f"one that fits into {image_text}",
+                hint,
             )
 
 
@@ -236,8 +241,8 @@ def _pairs(value: Any, rank: int) -> list[tuple[int, int]]:
     values: Sequence[Any] = value if isinstance(value, tuple) else (value,) * rank
     if len(values) != rank:
         raise BadRequest("pad", repr(value), f"a number, or a number or a pair for each of the {rank} spatial axes")
-    found = []
-    for one in values:
-        before, behind = one if isinstance(one, tuple) and len(one) == 2 else (one, one)
-        found.append((check_int("pad", before, 0), check_int("pad", behind, 0)))
-    return found
+    pairs = []
+    for item in values:
+        before, after = item if isinstance(item, tuple) and len(item) == 2 else (item, item)
+        pairs.append((check_int("pad", before, 0), check_int("pad", after, 0)))
+    return pairs

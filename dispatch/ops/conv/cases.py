@@ -1,7 +1,7 @@
-"""The cases that the convolution rows are tried with, and how far a result may be from the float64 reference.
+"""The test cases of the convolution rows, and the allowed errors relative to the float64 reference.
 
 Tests parametrize over `cases(row)` and run `case.check(device, rng)`. The bounds are derived below, not tuned to what a
-library happens to give.
+library happens to return.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["ConvCase", "bound", "cases"]
 
 Shape = tuple[int, ...]
 STEEPEST = 1.13  # the largest slope of an activation (GELU's, SWISH's is 1.1)
-INTRINSICS = 2.0**-10  # of a fused activation: ex2.approx and tanh.approx, and a division of what they give
+INTRINSICS = 2.0**-10  # of a fused activation: ex2.approx and tanh.approx, and a division of their results
 RISING: dict[Activation, Callable[[Array], Array]] = {
     Activation.SIGMOID_FWD: sigmoid,
     Activation.TANH_FWD: lambda x: np.asarray(np.tanh(x)),
@@ -86,7 +86,10 @@ FUSED = (
 
 @dataclass(frozen=True)
 class ConvCase(FormCase):
-    """One request, by all that is chosen about it but the numbers in it. `extra` has b for a bias, z for a residual."""
+    """One request, described by everything except the numbers in its operands.
+
+    `extra` contains b for a bias, z for a residual.
+    """
 
     op: str
     form: Form
@@ -100,7 +103,7 @@ class ConvCase(FormCase):
         return f"{'x'.join(map(str, self.dtypes))}-{self.form.name}"
 
     def check(self, device: Device, rng: np.random.Generator) -> Check:
-        """The case with fresh operands; a result lies in poisoned memory, or holds what beta scales."""
+        """The case with fresh operands; the result is in poisoned memory, or contains the values that beta scales."""
         drawn = self.drawn(device, rng)
         return checked(self.id, drawn, evaluate, lambda request, found: {"out": bound(request, found["out"])})
 
@@ -128,7 +131,7 @@ class ConvCase(FormCase):
         return ConvFwdRequest(operands[0], operands[1], activation=self.activation, **added, **steps), (memory,)
 
     def _draw(self, rng: np.random.Generator, dtype: Dtype, shape: Shape) -> Array:
-        """Values that make results of magnitude 1 to 10, on both sides of 0."""
+        """Values that give results of magnitude 1 to 10, positive and negative."""
         if dtype is I8:
             return rng.integers(-3, 4, shape).astype(np.int8)
         spread = 0.25 if shape == self.form.w else 1.0
@@ -144,7 +147,7 @@ class ConvCase(FormCase):
 
 
 def _spread(device: Device, values: Array, order: Shape) -> GuardedBuffer:
-    """Channels last with poisoned lines between the rows, so that no axis but the channels is dense."""
+    """Channels last with poisoned lines between the rows, so that no axis except the channels is dense."""
     lines = values.transpose(order)
     wide = np.concatenate([lines, poison(Dtype.of(values.dtype), (*lines.shape[:-2], 1, lines.shape[-1]))], axis=-2)
     memory = place(device, wide.transpose(np.argsort(order)), order)
@@ -154,13 +157,14 @@ def _spread(device: Device, values: Array, order: Shape) -> GuardedBuffer:
 
 
 def bound(request: ConvRequest, expected: Array) -> Array:
-    """How far a result may be off, element by element.
+    """The allowed error of a result, element by element.
 
     With S the sum of the absolute products, k of them, a sum in a compute type of unit roundoff u is within
-    (8 + 4 √k) · u · S: rounding errors of k sums add up like a random walk (of 4 standard deviations), 8 is for the few
-    operations after them. TF32 operands are rounded or cut off before they are multiplied (`tf32_error`); fp8 tensor
-    cores sum in groups with FP8_SUMS of each group's largest. An engine may keep the convolution in a 16-bit result's
-    dtype before what is fused to it. Activations pass errors on by their slope and add what the GPU's own are off.
+    (8 + 4 √k) · u · S: rounding errors of k sums add up like a random walk (of 4 standard deviations), and 8 is for the
+    few operations after them. TF32 operands are rounded or truncated before they are multiplied (`tf32_error`); fp8
+    tensor cores sum in groups, with an error of FP8_SUMS of each group's largest product. An engine may store the
+    convolution in a 16-bit result's dtype before the fused operations. Activations multiply errors by their slope, and
+    add the error of the GPU's own implementation.
     """
     size, terms = magnitude(request)
     if request.dtypes[0] is I8 and not (isinstance(request, ConvFwdRequest) and request.fused):
@@ -175,7 +179,7 @@ def bound(request: ConvRequest, expected: Array) -> Array:
         error = error + tf32_error(size, *(part * abs(request.alpha) for part in parts))
     if isinstance(request, ConvFwdRequest):
         error = _through(request, error, expected, size, u)
-        if request.result_dtype is I8:  # what is so close to a half may be rounded to either side
+        if request.result_dtype is I8:  # values so close to a half may be rounded either way
             value = exact(request, EXACT)
             return np.where(np.abs(np.abs(value - np.rint(value)) - 0.5) <= error, 1.0, 0.0)
     elif request.beta:
@@ -197,24 +201,24 @@ def _through(request: ConvFwdRequest, error: Array, expected: Array, size: Array
     if request.activation in (Activation.IDENTITY, Activation.RELU_FWD):
         return np.asarray(error)
     approximate = 64 * u if by_numpy(request.device) or request.dtypes[0] is F64 else INTRINSICS
-    own = approximate * (1 + np.abs(expected))
-    if request.activation in RISING:  # where they are flat they pass on next to nothing
+    function_error = approximate * (1 + np.abs(expected))
+    if request.activation in RISING:  # the error shrinks where they are flat
         bare, rising = exact(replace(request, activation=Activation.IDENTITY), EXACT), RISING[request.activation]
         ends = (rising(bare + error) - rising(bare), rising(bare) - rising(bare - error))
-        return np.asarray(np.maximum(*ends) + own)
-    return np.asarray(STEEPEST * error + own)
+        return np.asarray(np.maximum(*ends) + function_error)
+    return np.asarray(STEEPEST * error + function_error)
 
 
 def cases(row: Row) -> list[ConvCase] | list[TreeCase]:
-    """Every form (with a bias for a row that only fuses), and for the forward operation what is fused to it."""
+    """Every form (with a bias for a row that only fuses), and for the forward operation its fused operations."""
     if row.of("cutlass"):
         return tree_cases.cases(row)
     compute = row.compute if row.compute is Compute.COMPUTE_32F_FAST_TF32 else None
-    found = [ConvCase(row.op, form, row.dtypes, compute) for form in FORMS]
+    all_cases = [ConvCase(row.op, form, row.dtypes, compute) for form in FORMS]
     if something_fused in row.rules:
-        found = [ConvCase(row.op, form, row.dtypes, compute, "b", Activation.RELU_FWD) for form in FORMS]
+        all_cases = [ConvCase(row.op, form, row.dtypes, compute, "b", Activation.RELU_FWD) for form in FORMS]
     if row.op == "conv_fwd":
-        found += [ConvCase(row.op, form, row.dtypes, compute, extra, act) for form, extra, act in FUSED]
+        all_cases += [ConvCase(row.op, form, row.dtypes, compute, extra, act) for form, extra, act in FUSED]
     else:
-        found.append(ConvCase(row.op, BETA, row.dtypes, compute))
-    return found
+        all_cases.append(ConvCase(row.op, BETA, row.dtypes, compute))
+    return all_cases

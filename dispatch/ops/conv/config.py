@@ -1,7 +1,7 @@
-"""Which kernel for which convolution: tile, cluster, schedule and scheduler of Hopper's kernels.
+"""The choice of Hopper's kernel for a convolution: tile, cluster, schedule and scheduler.
 
-`CONFIGS` is the stated set; `choose` picks from it without having timed anything, and a request may name another. No
-extent enters a kernel's key.
+`CONFIGS` is the list of configurations. `choose` picks one of them without timing, and a request may name another of
+them. A kernel's key contains no extents.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 __all__ = ["CONFIGS", "DEEP", "LARGE", "MEDIUM", "NARROW", "PLAIN", "SMALL", "choose"]
 
-# A cluster shares tiles of filters. CUTLASS's own kernels of convolution for sm_90 are like PLAIN: a tile for a block.
+# A cluster shares tiles of filters. CUTLASS's own convolution kernels for sm_90 are like PLAIN: one tile per block.
 LARGE = Config((128, 256), (2, 1))
 MEDIUM = Config((128, 128), (2, 1))
 NARROW = Config((128, 64), (2, 1))
 SMALL = Config((64, 64), (1, 1), "pingpong")
-# The gradient of filters sums over all pixels, of which few tiles leave most multiprocessors idle: they share the sum.
+# The gradient of filters sums over all pixels. A few tiles would leave most multiprocessors idle: stream-K splits sums.
 DEEP = Config((128, 128), (1, 1), "cooperative", "stream_k")
 PLAIN = Config((128, 128), (2, 1), "basic")
 CONFIGS = (LARGE, MEDIUM, NARROW, SMALL, DEEP, PLAIN)
@@ -30,14 +30,14 @@ CONFIGS = (LARGE, MEDIUM, NARROW, SMALL, DEEP, PLAIN)
 def choose(request: ConvRequest, processors: int) -> Config:
     """A configuration for a request: tiles no wider than the channels, and enough of them for every multiprocessor."""
     if request.config is not None:
-        # Stripes go over the edge of the result; there taps would lie beyond what an im2col copy can reach.
+        # Stripes extend beyond the edge of the result, where taps would be out of the reach of an im2col copy.
         plain = request.config if request.mode == "bwd_filter" else request.config._replace(swizzle=1)
         if plain not in CONFIGS:
-            known = ", ".join(map(str, CONFIGS))
-            raise BadRequest("config", str(request.config), f"one of {known}")
+            names = ", ".join(map(str, CONFIGS))
+            raise BadRequest("config", str(request.config), f"one of {names}")
         return request.config
     rows, columns = request.extents
-    channels = request.result_shape[1]  # along which tiles are cut
+    channels = request.result_shape[1]  # the axis that is divided into tiles
 
     def tiles(config: Config) -> int:
         across = -(-channels // config.tile[1]) * (columns // channels)

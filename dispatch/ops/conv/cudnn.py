@@ -1,6 +1,6 @@
-"""A convolution request carried out by cuDNN's backend: its graph, the policy for engines, and the plan.
+"""The plan of a convolution request with cuDNN's backend: its graph, and the policy for engines.
 
-The table's GPU rows end here, by `plan`. Which precision an engine may compute in is decided here and nowhere else.
+`plan` serves the table's GPU rows. Only this file decides in which precision an engine may compute.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ __all__ = ["plan", "policy_of"]
 
 
 def policy_of(request: ConvRequest, row: Row) -> Policy:
-    """What engines may do: f32 stays f32 unless the row is the one of TF32, which is chosen only when asked for."""
+    """The policy for engines: f32 stays f32 unless the row is for TF32, which is chosen only on request."""
     tensor_cores = request.dtypes[0] is not F32 or row.compute is Compute.COMPUTE_32F_FAST_TF32
     return Policy(tensor_cores, request.deterministic, WORKSPACE if request.workspace is None else request.workspace)
 
 
 def plan(request: ConvRequest, executor: CudaExecutor, row: Row) -> Plan:
-    """Bind a request to an executor; Refused with cuDNN's words where no engine takes it."""
+    """Bind a request to an executor; Refused with cuDNN's message if no engine supports it."""
     graph, places = lower_to_graph(request)
     return bind(request, executor, row, graph, places, policy_of(request, row), autotune=request.autotune)

@@ -1,7 +1,7 @@
-"""A convolution carried out by a CUTLASS kernel for Hopper: its configuration, its spec, and its plan.
+"""The plan of a convolution with a CUTLASS kernel for Hopper: its configuration and its spec.
 
-The table's sm_90 rows end here, by `plan`. What goes before and behind a launch (reductions' first values, means) is as
-for products.
+`plan` serves the table's sm_90 rows. The work before and after a launch (initial values of reductions, means) is the
+same as for products.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 __all__ = ["CutlassConvPlan", "plan", "spec_of"]
 
-BYTES_K = 128  # of a tile along channels, or along pixels for the gradient of filters: a line of the swizzle
+BYTES_K = 128  # of a tile along channels, or along pixels for the gradient of filters: one line of the swizzle
 
 
 def plan(request: ConvRequest, executor: CudaExecutor, row: Row) -> Plan:
-    """Bind a request to an executor: choose the kernel, compile or load it, learn its parameters."""
+    """Bind a request to an executor: choose the kernel, compile or load it, prepare its parameters."""
     return CutlassConvPlan(request, executor, row)
 
 
 def spec_of(request: ConvRequest, arch: Arch, config: Config) -> ConvSpec:
-    """The kernel of a request."""
+    """The spec of the kernel for a request."""
     first = getattr(request, request.operand_names[0]).dtype
     return ConvSpec(
         arch=arch,
@@ -56,7 +56,7 @@ def spec_of(request: ConvRequest, arch: Arch, config: Config) -> ConvSpec:
 
 
 class CutlassConvPlan(TreePlan):
-    """One kernel for one set of extents and steps; it is enqueued as a product is."""
+    """The launch of one kernel for one set of extents, padding, stride and dilation, enqueued as for products."""
 
     __slots__ = ("_argument_order", "config", "spec")
 
@@ -73,7 +73,7 @@ class CutlassConvPlan(TreePlan):
         self._names = self._argument_order.names
         self._number = float_bits
         self._values = {**words_of(request, processors), "swizzle": self.config.swizzle}
-        self._staged = Staged(executor, {})  # channels fill 16 bytes, or the row refuses the request
+        self._staged = Staged(executor, {})  # the row requires channels that fill 16 bytes
         self._launch = Launch(loaded, executor, self._values, self.config.cluster)
         reduced = (node.name for node in walk(request.tree) if isinstance(node, Reduce))
         rows, columns = request.extents

@@ -1,4 +1,4 @@
-"""The sizes and places of a convolution's cases, whichever library's."""
+"""The sizes and layouts of the test cases of convolutions, for all libraries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OPERANDS = {"conv_fwd": ("x", "w", "y"), "conv_bwd_data": ("y", "w", "x"), "conv
 
 @dataclass(frozen=True)
 class Form:
-    """Sizes and places: everything about a case but its dtypes. `order` is "first", "last" or "gaps" (neither)."""
+    """Sizes and layouts: everything about a case but its dtypes. `order` is "first", "last" or "gaps" (neither)."""
 
     name: str
     x: Shape
@@ -29,7 +29,7 @@ class Form:
 
     @property
     def steps(self) -> Steps:
-        """As the request has them."""
+        """Padding, stride and dilation as in the request."""
         rank = len(self.x) - 2
         pairs = self.pad if isinstance(self.pad, tuple) else (self.pad,) * rank
         pairs = tuple(one if isinstance(one, tuple) else (one, one) for one in pairs)

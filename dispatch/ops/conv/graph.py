@@ -1,6 +1,6 @@
-"""A convolution request as a graph of cuDNN operations, and where its operands stand in the request's arguments.
+"""A convolution request as a graph of cuDNN operations, with the indices of its operands among the request's arguments.
 
-`cudnn.py` binds the graph, `reference.py` evaluates the same one in NumPy. Pure: it calls no library.
+`cudnn.py` binds the graph, `reference.py` evaluates the same one in NumPy. This file calls no library.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["graphs", "lower_to_graph", "precision"]
 
 
 def precision(request: ConvRequest) -> Dtype:
-    """The dtype that sums are kept in."""
+    """The dtype of sums."""
     first = request.dtypes[0]
     if first is I8:
         return I32
@@ -32,7 +32,7 @@ def lower_to_graph(request: ConvRequest) -> LoweredGraph:
 
 
 def graphs(request: ConvRequest) -> list[Graph]:
-    """The graphs that carry a request out."""
+    """The list of the request's only graph."""
     return [lower_to_graph(request).graph]
 
 
@@ -67,19 +67,19 @@ class _GraphBuilder(RequestGraphBuilder["ConvRequest"]):
         self._node(kind, ins, result, self._tensor("out"), BETA=float(self.request.beta or 0))
 
     def _fused(self, request: ConvFwdRequest) -> None:
-        """Convolution, scaling, residual, bias, activation: the order that cuDNN has kernels of its own for."""
+        """Convolution, scaling, residual, bias, activation: the order for which cuDNN has its own kernels."""
         builder = self.builder
         x, w = self._tensor("x"), self._tensor("w")
         strides = request.strides_of("out")
         rank = len(request.y_shape)
         value = builder.virtual(request.y_shape, None, strides)
         self._node("CONVOLUTION_FORWARD", {"X": x, "W": w}, "Y", value, ALPHA=1.0)
-        # What passes on from an i8 convolution is scaled and activated as f32, and rounded at the end.
-        made = F32 if request.x.dtype is I8 else builder.compute
-        precise: dict[str, Value] = {"MATH_PREC": made.name} if made is not builder.compute else {}
+        # The i8 convolution is scaled and activated in f32, and rounded at the end.
+        dtype = F32 if request.x.dtype is I8 else builder.compute
+        precise: dict[str, Value] = {"MATH_PREC": dtype.name} if dtype is not builder.compute else {}
 
         def then(mode: str, *others: Wire) -> Wire:
-            out = builder.virtual(request.y_shape, made, strides)
+            out = builder.virtual(request.y_shape, dtype, strides)
             return builder.pointwise(mode, value, *others, out=out, **precise)
 
         if request.alpha != 1:
@@ -87,7 +87,7 @@ class _GraphBuilder(RequestGraphBuilder["ConvRequest"]):
         if request.z is not None:
             z = self._tensor("z")
             if request.beta != 1:
-                scaled = builder.virtual(request.y_shape, made, strides)
+                scaled = builder.virtual(request.y_shape, dtype, strides)
                 z = builder.pointwise("MUL", z, builder.scalar(float(request.beta or 0), rank), out=scaled, **precise)
             value = then("ADD", z)
         if request.bias is not None:

@@ -20,7 +20,7 @@ __all__ = ["MUTATIONS"]
 
 
 def _axis_of_sum(request: Any) -> tuple[str, int]:
-    """An operand and an axis over which all products are added up: channels, filters or images."""
+    """An operand and an axis along which all products are summed: channels, filters or images."""
     if request.op.endswith("_fwd"):
         return "w", 1
     return ("w", 0) if request.op.endswith("bwd_data") else ("dy", 0)
@@ -37,8 +37,8 @@ def tap(request: Any) -> Results | None:
     name = "w" if "w" in request.reads else request.reads[0]
     values = np.array(getattr(request, name))
     flat = np.abs(values.astype(np.float64)).sum(axis=(0, 1))
-    place = np.unravel_index(typical(flat.ravel()), flat.shape)
-    index: Any = (slice(None), slice(None), *place)
+    position = np.unravel_index(typical(flat.ravel()), flat.shape)
+    index: Any = (slice(None), slice(None), *position)
     values[index] = 0
     return altered(evaluate, request, **{name: values})
 
@@ -53,13 +53,13 @@ def group(request: Any) -> Results | None:
 
 
 def alpha(request: Any) -> float | None:
-    """alpha 2% too large; of whole numbers, twice what it is."""
-    whole = request.dtypes[0].numpy.kind == "i"
-    return None if request.epilogue is not None else request.alpha * (2 if whole else 1.02)
+    """alpha 2% too large; doubled for integers."""
+    is_integer = request.dtypes[0].numpy.kind == "i"
+    return None if request.epilogue is not None else request.alpha * (2 if is_integer else 1.02)
 
 
 def added(request: Any) -> Results | None:
-    """What is scaled by beta left out."""
+    """The addend that beta scales left out."""
     if request.z is not None:
         return altered(evaluate, request, z=np.zeros(request.z.shape))
     has_beta = not request.op.endswith("_fwd") and bool(request.beta)
@@ -92,8 +92,8 @@ def one_node(request: Any) -> Results | None:
         return None
     nodes = [node for node in walk(request.epilogue) if not isinstance(node, (Leaf, Store, Reduce))]
     tree = node_out(request.epilogue, nodes[-1])
-    kept = {leaf.name for leaf in walk(tree) if isinstance(leaf, Leaf)} | set(request.tree_outputs)
-    return altered(evaluate, request, epilogue=tree, operands=[(n, v) for n, v in request.operands if n in kept])
+    names = {leaf.name for leaf in walk(tree) if isinstance(leaf, Leaf)} | set(request.tree_outputs)
+    return altered(evaluate, request, epilogue=tree, operands=[(n, v) for n, v in request.operands if n in names])
 
 
 MUTATIONS = {

@@ -1,6 +1,6 @@
-"""The convolutions that are worth compiling ahead: each row of Hopper with each configuration that `choose` picks.
+"""The convolutions to precompile: each row for Hopper with each configuration that `choose` picks.
 
-`dispatch.cli.precompile` asks, for `python -m dispatch cache precompile`. Nothing is compiled here.
+`dispatch.cli.precompile` calls `sources` for `python -m dispatch cache precompile`. This file compiles nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CHOSEN = {
 def sources(rows: Iterable[Row], op: str | None = None) -> Iterator[tuple[str, Source, str]]:
     """A label, the source and the target of each kernel of these rows, for alpha · conv over two spatial axes.
 
-    Those of one op, or of all.
+    Only the rows of `op`, if given.
     """
     for row in rows:
         if row.function == "CollectiveConv" and op in (None, row.op):

@@ -1,7 +1,7 @@
-"""A convolution request in the words of CUTLASS's kernels: its extents and steps, its operands, what a tree's are.
+"""A convolution request in the terms of CUTLASS's kernels: extents, padding, stride, dilation, and operands.
 
-The plans fill a kernel's words from here, rules.py asks it what a kernel can step through. A line is an image of one
-row, so that kernels know two and three axes alone. Nothing here chooses anything.
+The plans fill a kernel's words from here; rules.py uses it to check what a kernel supports. An image with one spatial
+axis gets a second one of extent 1, so that kernels support only two and three axes. This file chooses no kernel.
 """
 
 from __future__ import annotations
@@ -23,29 +23,33 @@ Shape = tuple[int, ...]
 
 
 def dims_of(request: ConvRequest) -> int:
-    """How many spatial axes the request's kernel has."""
+    """The number of spatial axes of the request's kernel."""
     return max(2, len(request.x_shape) - 2)
 
 
 def spatial_extents(request: ConvRequest) -> dict[str, Shape]:
-    """Extents and steps along the kernel's spatial axes: x, w, y, pre, post, stride, dilation."""
+    """Extents, padding, stride and dilation along the kernel's spatial axes: x, w, y, pre, post, stride, dilation."""
     line = len(request.x_shape) == 3
     steps = request.steps
     extents = {"x": request.x_shape[2:], "w": request.w_shape[2:], "y": request.y_shape[2:]}
-    found = {name: (1, *shape) if line else shape for name, shape in extents.items()}
+    padded = {name: (1, *shape) if line else shape for name, shape in extents.items()}
     for name, values in zip(("pre", "post", "stride", "dilation"), steps, strict=True):
         neutral = 0 if name in ("pre", "post") else 1
-        found[name] = (neutral, *values) if line else values
-    return found
+        padded[name] = (neutral, *values) if line else values
+    return padded
 
 
 def words_of(request: ConvRequest, processors: int) -> dict[str, int]:
-    """The words that do not change from run to run; 1 stands for an address that is there."""
+    """The words that are the same in every run; 1 stands for an address that is given."""
     extents = spatial_extents(request)
     (n, channels), filters = request.x_shape[:2], request.w_shape[0]
     extents["x"] = (n, *extents["x"], channels)
     extents["w"] = (filters, *extents["w"], request.w_shape[1])
-    values = {f"problem.{name}{place}": value for name, one in extents.items() for place, value in enumerate(one)}
+    values = {
+        f"problem.{name}{axis}": value
+        for name, extent_list in extents.items()
+        for axis, value in enumerate(extent_list)
+    }
     values |= {"problem.groups": request.groups, "multiprocessors": processors, "a": 1, "b": 1, "out": 1}
     if request.c is not None:
         values["c"] = 1
@@ -59,9 +63,10 @@ def words_of(request: ConvRequest, processors: int) -> dict[str, int]:
 
 
 class ArgumentOrder(NamedTuple):
-    """How a request's arguments come to be those of a kernel: a, b, c, out, and what the tree names.
+    """The order in which a request's arguments become a kernel's: a, b, c, out, and the operands that the tree names.
 
-    A request without a tree has its numbers in its key and not among its arguments, and may add to what `out` held.
+    A request without a tree has its numbers in its key and not among its arguments, and may add to the content of
+    `out`.
     """
 
     places: tuple[int, ...]
@@ -70,10 +75,10 @@ class ArgumentOrder(NamedTuple):
 
     @classmethod
     def of(cls, request: ConvRequest) -> ArgumentOrder:
-        """That of a request."""
+        """The order of a request's arguments."""
         order = (*request.reads, *request.writes)
-        taken = (*request.operand_names, "out" if request.accumulates else "z", "out")
-        named = list(zip(taken, ("a", "b", "c", "out"), strict=True))
+        fields = (*request.operand_names, "out" if request.accumulates else "z", "out")
+        named = list(zip(fields, ("a", "b", "c", "out"), strict=True))
         named = [(name, word) for name, word in named if name in order]
         places = tuple(order.index(name) for name, _ in named)
         words = tuple(word for _, word in named)
@@ -84,22 +89,22 @@ class ArgumentOrder(NamedTuple):
         return cls(places, numbers, (*words, *request.kinds))
 
     def __call__(self, arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
-        return (*(arguments[place] for place in self.places), *self.numbers)
+        return (*(arguments[index] for index in self.places), *self.numbers)
 
 
 def operands_of(request: ConvRequest) -> dict[str, Operand]:
-    """What each operand that the tree names is, for its visitor; images are matrices with dense rows."""
-    found = {}
+    """The kind and dtype of each operand that the tree names, for its visitor; images are matrices with dense rows."""
+    operands = {}
     for name, kind in request.kinds.items():
-        given = request.operand_values.get(name)
-        made = request.tree_outputs.get(name)
-        dtype = made.dtype if made is not None else given.dtype if isinstance(given, Tensor) else F32
-        found[name] = Operand(kind, dtype)
-    return found
+        operand = request.operand_values.get(name)
+        output = request.tree_outputs.get(name)
+        dtype = output.dtype if output is not None else operand.dtype if isinstance(operand, Tensor) else F32
+        operands[name] = Operand(kind, dtype)
+    return operands
 
 
 def images(request: ConvRequest) -> dict[str, Tensor]:
-    """The tensors that kernels take dense with channels last, by name."""
+    """The tensors that kernels need dense with channels last, by name."""
     named = {name: getattr(request, name) for name in (*request.operand_names, "z", "out")}
     named |= {name: x for name, x in request.operand_values.items() if request.kinds[name] in ("load", "store")}
     return {name: tensor for name, tensor in named.items() if isinstance(tensor, Tensor)}
@@ -108,7 +113,7 @@ def images(request: ConvRequest) -> dict[str, Tensor]:
 def alignments(request: ConvRequest) -> tuple[int, int]:
     """The most bytes, up to 16, that addresses and channels are multiples of: of the operands, and of the result.
 
-    The source lies as the result does.
+    The source has the layout of the result.
     """
     first, second = (getattr(request, name) for name in request.operand_names[:2])
     inside = [_bytes(tensor) for tensor in (first, second)]

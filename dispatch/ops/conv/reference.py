@@ -1,6 +1,6 @@
-"""What a convolution request gives, in NumPy: its graph or its tree in a working dtype; and how large its sums are.
+"""A convolution request in NumPy: its graph or its tree in a working dtype, and the magnitude of its sums.
 
-The host rows compute with it, tests hold rows against it in float64. It calls no library.
+The host rows run it, and in float64 it is the tests' reference. It calls no library.
 """
 
 from __future__ import annotations
@@ -45,34 +45,34 @@ __all__ = [
 
 
 def evaluate(request: ConvRequest, work: np.dtype[Any]) -> Results:
-    """The result of a request; integers are summed up exactly, and rounded and cut off as cuDNN does for i8."""
+    """The result of a request; integers are summed exactly, and rounded and saturated as cuDNN does for i8."""
     if request.has_tree:
         return through_tree(request, work.type)
-    found = exact(request, work)
+    result = exact(request, work)
     if request.result_dtype is I8:
-        found = np.clip(np.rint(found), -128, 127)
-    return {"out": found}
+        result = np.clip(np.rint(result), -128, 127)
+    return {"out": result}
 
 
 def exact(request: ConvRequest, work: np.dtype[Any]) -> Array:
     """The result of a request before it is rounded to its dtype."""
     graph, places = lower_to_graph(request)
-    whole = request.dtypes[0] is I8
+    is_integer = request.dtypes[0] is I8
     tf32 = request.compute is Compute.COMPUTE_32F_FAST_TF32 and work == np.float32
     names = (*request.reads, *request.writes)
     feeds: dict[int, Array] = {}
-    for uid, place in places.items():
-        tensor = getattr(request, names[place])
-        if tensor is not None and (names[place] != "out" or request.accumulates):
-            values = np.asarray(tensor).astype(np.float64 if whole else work)
-            feeds[uid] = to_tf32(np.ascontiguousarray(values)) if tf32 and names[place] in request.reads[:2] else values
+    for uid, index in places.items():
+        tensor = getattr(request, names[index])
+        if tensor is not None and (names[index] != "out" or request.accumulates):
+            values = np.asarray(tensor).astype(np.float64 if is_integer else work)
+            feeds[uid] = to_tf32(np.ascontiguousarray(values)) if tf32 and names[index] in request.reads[:2] else values
     feeds = {uid: values.reshape(graph.wire(uid).dims) for uid, values in feeds.items()}
-    (found,) = evaluate_graph(graph, feeds, np.float64 if whole else work.type).values()
-    return found
+    (result,) = evaluate_graph(graph, feeds, np.float64 if is_integer else work.type).values()
+    return result
 
 
 def magnitude(request: ConvRequest) -> tuple[Array, int]:
-    """The sum of the absolute values of all products of each element, scaled, and how many products there are."""
+    """The sum of the absolute values of all products of each element, scaled, and the number of products."""
     if isinstance(request, ConvFwdRequest):
         terms = int(np.prod(request.w_shape[1:]))
     elif isinstance(request, ConvBwdDataRequest):
@@ -83,7 +83,7 @@ def magnitude(request: ConvRequest) -> tuple[Array, int]:
 
 
 def product(request: ConvRequest, change: Callable[[Array], Array] = np.asarray) -> Array:
-    """The convolution of a request's operands, each changed before, without alpha and what is fused."""
+    """The convolution of a request's operands after `change`, without alpha and fused operations."""
     one, other = (change(np.asarray(getattr(request, name)).astype(np.float64)) for name in request.operand_names[:2])
     return convolved(request, one, other)
 
@@ -102,7 +102,7 @@ reference = exactly(evaluate)
 
 # -- through a tree ----------------------------------------------------------------------------------------------------
 def through_tree(request: ConvRequest, precision: type) -> dict[str, Array]:
-    """Every output by name, unrounded; in f32, operands are rounded to TF32 where the request says so."""
+    """Every output by name, unrounded; in f32, operands are rounded to TF32 if the request allows it."""
     operands = []
     for name in request.operand_names[:2]:
         values: Array = np.asarray(getattr(request, name)).astype(precision)
@@ -115,39 +115,39 @@ def through_tree(request: ConvRequest, precision: type) -> dict[str, Array]:
 
 
 def tree_operands(request: ConvRequest) -> dict[str, Array]:
-    """What the tree reads, as it is shaped for a matrix."""
-    found = {}
-    for name, given in request.operand_values.items():
+    """The tree's operands, in the shapes of a matrix."""
+    operands = {}
+    for name, operand in request.operand_values.items():
         if name in request.tree_outputs:
             continue
-        values = np.asarray(given.numpy() if isinstance(given, Tensor) else given)
+        values = np.asarray(operand.numpy() if isinstance(operand, Tensor) else operand)
         kind = request.kinds[name]
-        found[name] = matrix(request, values) if kind == "load" else values.reshape(-1) if kind == "col" else values
-    return found
+        operands[name] = matrix(request, values) if kind == "load" else values.reshape(-1) if kind == "col" else values
+    return operands
 
 
 def matrix(request: ConvRequest, values: Array) -> Array:
-    """A result as the tree sees it: pixels by channels; filters by taps and channels."""
+    """A result in the shape that the tree uses: pixels by channels; filters by taps and channels."""
     return np.moveaxis(values, 1, -1).reshape(request.extents)
 
 
 def image(request: ConvRequest, name: str, values: Array) -> Array:
-    """An output of the tree as the request has it."""
-    made = request.outputs()[name]
+    """An output of the tree in the request's shape."""
+    output = request.outputs()[name]
     if name != "out" and request.kinds[name] == "reduce":
-        return values.reshape(made.shape)
+        return values.reshape(output.shape)
     shape = request.result_shape
     return np.moveaxis(values.reshape(shape[0], *shape[2:], shape[1]), -1, 1)
 
 
 class NumpyTreePlan(Plan):
-    """The tree over NumPy's convolution in float32, rounded once on the way out."""
+    """A plan that evaluates the tree over NumPy's convolution in float32, and rounds once at the end."""
 
     __slots__ = ()
 
     def run(self, request: ConvRequest, outputs: Operands) -> None:
-        """Compute a request into its outputs and those made for it."""
-        with np.errstate(all="ignore"):  # as on a GPU, an overflow is a value and no warning
+        """Compute a request into its outputs; `outputs` holds those that were allocated for it."""
+        with np.errstate(all="ignore"):  # as on a GPU, an overflow gives a value and no warning
             results = through_tree(request, np.float32)
             targets: dict[str, Any] = {"out": request.out, **request.operand_values, **outputs}
             for name, values in results.items():

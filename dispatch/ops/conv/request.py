@@ -1,7 +1,7 @@
-"""The requests of convolution: `conv_fwd` with what is fused to it, and `conv_bwd_data`, `conv_bwd_filter`.
+"""The requests of convolution: `conv_fwd` with its fused operations, and `conv_bwd_data`, `conv_bwd_filter`.
 
-Tensors are (N, C, spatial…) with one to three spatial axes, filters (K, C / groups, spatial…); strides say how they lie
-(NCHW, NHWC or neither). It is cross-correlation, as everywhere in cuDNN. This file calls nothing.
+Tensors are (N, C, spatial…) with one to three spatial axes, filters (K, C / groups, spatial…), with any strides (NCHW,
+NHWC or others). The operation is cross-correlation, as everywhere in cuDNN. This file calls no library.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ class ConvFwdRequest(ConvRequest[R_co]):
         x: (N, C, spatial…).
         w: (K, C / groups, spatial…); the groups follow from the channels of both.
         bias: (K,), dense; f32 with an i8 convolution.
-        z: of Y's shape, added as beta · Z; `beta` is 1 where z is given and else 0. Z is read with a beta of 0, too:
-            NaN of it stays NaN. For CUTLASS it may be `out` itself.
-        beta: what z is multiplied with; without a z it is 0, for what was in `out` is not read.
-        out: Y, (N, K, spatial…); lies as x does where it is left out.
+        z: of Y's shape, added as beta · Z; `beta` is 1 if z is given and else 0. Z is read with a beta of 0, too, so
+            its NaNs stay NaN. For CUTLASS it may be `out` itself.
+        beta: what z is multiplied with; without a z it is 0, because the content of `out` is not read.
+        out: Y, (N, K, spatial…); if left out, it has the layout of x.
         activation: a mode of `cudnnPointwiseMode_t`.
-        alpha: i8 is summed up exactly; what is scaled and fused is f32, rounded at the end where the result is i8.
+        alpha: the factor of the convolution. i8 is summed exactly; scaling and fused operations are f32, rounded at the
+            end if the result is i8.
 
     What cuDNN fuses depends on the dtype and on the layout of x, w, z and Y; other requests raise NoRow:
 
@@ -84,13 +85,13 @@ class ConvFwdRequest(ConvRequest[R_co]):
 
     @property
     def fused_fields(self) -> tuple[str, ...]:
-        """What is fused by fields of its own, which a tree says itself."""
-        found = ("bias",) if self.bias is not None else ()
-        return found if self.activation is Activation.IDENTITY else (*found, "activation")
+        """The fused operations in fields that must not be given with a tree, which contains them itself."""
+        names = ("bias",) if self.bias is not None else ()
+        return names if self.activation is Activation.IDENTITY else (*names, "activation")
 
     @property
     def fused(self) -> bool:
-        """Whether anything but the convolution itself is asked for."""
+        """Whether the request has a bias, a z or an activation."""
         return self.bias is not None or self.z is not None or self.activation is not Activation.IDENTITY
 
     @property
@@ -106,9 +107,9 @@ class ConvFwdRequest(ConvRequest[R_co]):
         self._check_ranks()
         self._check_filter()
         if self.has_tree and self.fused_fields:
-            given = " and ".join(self.fused_fields)
+            fields = " and ".join(self.fused_fields)
             hint = "evt.row('bias') adds one, evt.relu(x) is an activation"
-            raise BadRequest(self.fused_fields[0], given, "none beside a tree, and none of CUTLASS's kernels", hint)
+            raise BadRequest(self.fused_fields[0], fields, "none beside a tree, and none of CUTLASS's kernels", hint)
         if self.bias is not None and (self.bias.shape != (self.w.shape[0],) or not self.bias.layout.is_contiguous):
             raise BadRequest("bias", str(self.bias.layout), f"shape ({self.w.shape[0]},), one for each filter, dense")
         self.check_source()
@@ -118,12 +119,12 @@ class ConvFwdRequest(ConvRequest[R_co]):
 
 @dataclass(frozen=True, eq=False)
 class ConvGradientRequest(ConvRequest[R_co]):
-    """What the two gradients have in common.
+    """The fields that the two gradients share.
 
     Attributes:
         dy: (N, K, spatial…).
-        z: of the result's shape, added as beta · Z, by CUTLASS alone; it may be `out` itself. `beta` is 1 where z is
-            given and else 0.
+        z: of the result's shape, added as beta · Z, only by CUTLASS; it may be `out` itself. `beta` is 1 if z is given
+            and else 0.
     """
 
     dy: Tensor
@@ -150,10 +151,10 @@ class ConvGradientRequest(ConvRequest[R_co]):
 
     @abstractmethod
     def _check_result(self) -> None:
-        """What says the shape of the result."""
+        """Check the fields that determine the shape of the result."""
 
     def _check_extents(self, name: str) -> None:
-        """Spatial extents, where they are given."""
+        """Check the spatial extents, if given."""
         if getattr(self, name) is not None:
             each(name, check_type(name, getattr(self, name), tuple), self._rank, 1)
 
@@ -165,8 +166,8 @@ class ConvBwdDataRequest(ConvGradientRequest[R_co]):
     Attributes:
         w: (K, C / groups, spatial…).
         out: DX, (N, C, spatial…); with beta, and without z, it is read as well.
-        x_extents: the spatial extents of DX where `out` is left out; None takes the smallest that DY can come from.
-        group_count: the number of groups, which DY and W do not tell.
+        x_extents: the spatial extents of DX if `out` is left out; None takes the smallest that is possible for DY.
+        group_count: the number of groups, which does not follow from DY and W.
     """
 
     op: ClassVar[str] = "conv_bwd_data"
@@ -215,8 +216,8 @@ class ConvBwdFilterRequest(ConvGradientRequest[R_co]):
     Attributes:
         x: (N, C, spatial…).
         out: DW, (K, C / groups, spatial…); with beta, and without z, it is read as well.
-        w_extents: the spatial extents of DW where `out` is left out.
-        group_count: the number of groups where `out` is left out.
+        w_extents: the spatial extents of DW if `out` is left out.
+        group_count: the number of groups if `out` is left out.
     """
 
     op: ClassVar[str] = "conv_bwd_filter"

@@ -1,6 +1,6 @@
-"""What convolutions give back: their result, and what the tree of an `epilogue` stores and reduces.
+"""The result types of convolutions for type checkers: the result, or also the outputs of the tree of an `epilogue`.
 
-For type checkers alone (core/results.py).
+Only type checkers read this file (core/results.py).
 """
 
 # mypy: disable-error-code="misc"
@@ -30,13 +30,13 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FwdAlone(request.ConvFwdRequest["Tensor"]):
-    """The result."""
+    """A request with one result."""
 
     epilogue: None = None
 
 
 class ConvFwdRequest(request.ConvFwdRequest[R_co]):
-    """`request.ConvFwdRequest`, whose documentation says what its fields are, with the type of its result."""
+    """`request.ConvFwdRequest` with the type of its result; the fields are documented there."""
 
     @overload
     @classmethod
@@ -52,13 +52,13 @@ class ConvFwdRequest(request.ConvFwdRequest[R_co]):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class BwdDataAlone(request.ConvBwdDataRequest["Tensor"]):
-    """The result."""
+    """A request with one result."""
 
     epilogue: None = None
 
 
 class ConvBwdDataRequest(request.ConvBwdDataRequest[R_co]):
-    """`request.ConvBwdDataRequest`, whose documentation says what its fields are, with the type of its result."""
+    """`request.ConvBwdDataRequest` with the type of its result; the fields are documented there."""
 
     @overload
     @classmethod
@@ -74,13 +74,13 @@ class ConvBwdDataRequest(request.ConvBwdDataRequest[R_co]):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class BwdFilterAlone(request.ConvBwdFilterRequest["Tensor"]):
-    """The result."""
+    """A request with one result."""
 
     epilogue: None = None
 
 
 class ConvBwdFilterRequest(request.ConvBwdFilterRequest[R_co]):
-    """`request.ConvBwdFilterRequest`, whose documentation says what its fields are, with the type of its result."""
+    """`request.ConvBwdFilterRequest` with the type of its result; the fields are documented there."""
 
     @overload
     @classmethod

@@ -1,6 +1,6 @@
-"""What a row of convolution may ask of a request beyond its dtypes: what cuDNN has engines for, and CUTLASS kernels.
+"""What a row of convolution requires of a request beyond its dtypes: the limits of cuDNN's engines and CUTLASS.
 
-Each rule gives the reason in the words "needs …, has …", or "" where the request is fine. cuDNN's were read off the
+Each rule returns the reason for a refusal in the words "needs …, has …", or "" if it is met. cuDNN's rules follow the
 engine heuristics of cuDNN 9.19 for sm_90; the limits of im2col tensor maps are those of `cuTensorMapEncodeIm2col`.
 """
 
@@ -46,13 +46,13 @@ __all__ = [
     "unit_stride",
 ]
 
-STEPS_LIMIT = 8  # of a tensor map's traversal
-TAPS_LIMIT = 32  # bits of a multistage kernel's masks
+STEPS_LIMIT = 8  # the largest traversal stride of a tensor map
+TAPS_LIMIT = 32  # the bits of a multistage kernel's masks
 BYTES_LIMIT = 1 << 31
 INT_LIMIT = 1 << 31
-TILE = 64  # filters of a multistage kernel's small tile
+TILE = 64  # the filters of a multistage kernel's small tile
 
-# With a bias and one of these, cuDNN has kernels made beforehand, in any layout; all else it compiles, for NHWC alone.
+# With a bias and one of these, cuDNN has precompiled kernels for any layout; it compiles others, only for NHWC.
 FIXED = (Activation.IDENTITY, Activation.RELU_FWD, Activation.SIGMOID_FWD, Activation.TANH_FWD)
 
 
@@ -75,16 +75,16 @@ def fixed_epilogue(request: ConvFwdRequest) -> str:
 
 
 def fuses_in_nhwc(request: ConvFwdRequest) -> str:
-    """What is not bias + RELU, SIGMOID or TANH is fused in NHWC alone."""
+    """Other fused operations than bias + RELU, SIGMOID or TANH are supported only in NHWC."""
     if _has_fixed_epilogue(request) or request.channels_last:
         return ""
     return f"needs x, w and z with channels last for {_fusion_text(request)}, has {request.x.layout}"
 
 
 def exact_tanh(request: ConvFwdRequest) -> str:
-    """TANH_FWD with channels last, of f16, bf16 or TF32: cuDNN compiles it, and what was made beforehand gives NaN.
+    """TANH_FWD needs channels last, and f16, bf16 or TF32: cuDNN compiles these kernels; its precompiled ones give NaN.
 
-    Of an argument above 44, or 354 in f64 (seen on an H200, cuDNN 9.19).
+    They give NaN for an argument above 44, or 354 in f64 (seen on an H200, cuDNN 9.19).
     """
     if request.activation is not Activation.TANH_FWD:
         return ""
@@ -96,7 +96,7 @@ def exact_tanh(request: ConvFwdRequest) -> str:
 
 
 def nothing_fused(request: ConvFwdRequest) -> str:
-    """i8: nothing is fused; what fuses has a row of its own."""
+    """i8: nothing is fused; fused operations have a row of their own."""
     return f"needs a convolution alone, has {_fusion_text(request)}" if request.fused else ""
 
 
@@ -106,7 +106,7 @@ def something_fused(request: ConvFwdRequest) -> str:
 
 
 def no_tree(request: ConvRequest) -> str:
-    """cuDNN fuses what its engines know, and adds nothing but what `out` held to a gradient."""
+    """No epilogue tree: cuDNN fuses only what its engines support, and adds only the content of `out` to a gradient."""
     if request.epilogue is not None:
         return f"needs no epilogue tree, has {request.epilogue}"
     if request.config is not None:
@@ -133,7 +133,7 @@ def fp8_form(request: ConvFwdRequest) -> str:
 
 
 def dense_nhwc(request: ConvFwdRequest) -> str:
-    """Every operand is dense, with its channels last (seen on an H200: other layouts are taken and come out wrong)."""
+    """All operands are dense, with channels last (seen on an H200: others are accepted but give wrong results)."""
     for name in ("x", "w", "z", "out"):
         if name == "z" and request.z is None:
             continue
@@ -150,7 +150,7 @@ def _fusion_text(request: ConvFwdRequest) -> str:
 
 # -- CUTLASS -----------------------------------------------------------------------------------------------------------
 def no_cudnn_choices(request: ConvRequest) -> str:
-    """A kernel fuses what its tree says, and leaves no choice of algorithms."""
+    """The request uses no options of cuDNN: a kernel fuses the operations of its tree, and there is one algorithm."""
     set_apart = ("activation", "deterministic", "workspace")
     neutral = (None, False, Activation.IDENTITY)
     wrong = [f"{name} {value}" for name in set_apart if (value := getattr(request, name, None)) not in neutral]
@@ -158,7 +158,7 @@ def no_cudnn_choices(request: ConvRequest) -> str:
 
 
 def channels_last(request: ConvRequest) -> str:
-    """Kernels step through channels first: NCHW has to be copied to NHWC, which nothing here does behind one's back."""
+    """Images and filters have channels last: NCHW must be copied to NHWC, and no row does this implicitly."""
     wrong = [f"{name} {tensor.layout}" for name, tensor in images(request).items() if not _is_channels_last(tensor)]
     hint = "channels_last(x) of dispatch.ops.conv copies one"
     return f"needs images and filters dense with channels last, has {' and '.join(wrong)}: {hint}" if wrong else ""
@@ -174,8 +174,8 @@ def by_16_bytes(request: ConvRequest) -> str:
     wrong = [name for name, x in images(request).items() if x.layout.alignment < 16]
     wrong += [
         name
-        for name, made in request.tree_outputs.items()
-        if len(made.shape) > 2 and _is_unaligned(made.shape[1], made.dtype)
+        for name, output in request.tree_outputs.items()
+        if len(output.shape) > 2 and _is_unaligned(output.shape[1], output.dtype)
     ]
     wrong += [name for name, x in images(request).items() if _is_unaligned(x.shape[1], x.dtype)]
     if low >= 16 and not wrong:
@@ -189,7 +189,7 @@ def _is_unaligned(channels: int, dtype: object) -> bool:
 
 
 def by_4_bytes(request: ConvRequest) -> str:
-    """Multistage kernels copy at least 4 bytes at a time; those of three axes 16."""
+    """Multistage kernels copy at least 4 bytes at a time; those for three axes copy 16."""
     inside, result = alignments(request)
     if dims_of(request) == 3 and inside < 16:
         return f"needs channels of and at multiples of 16 bytes for three axes, has {_layouts_text(request)}"
@@ -203,40 +203,40 @@ def _layouts_text(request: ConvRequest) -> str:
 
 
 def one_group(request: ConvRequest) -> str:
-    """CUTLASS's kernels for sm_90, and its gradients, know no groups."""
+    """One group: CUTLASS's kernels for sm_90 and its gradients do not support groups."""
     return f"needs one group, has {request.groups}" if request.groups > 1 else ""
 
 
 def grouped_forward(request: ConvRequest) -> str:
-    """Groups: the filters of each fill tiles of 64, or several groups fill one; two spatial axes at most."""
+    """Groups: the filters of each fill tiles of 64, or several groups fill one tile; two spatial axes at most."""
     if request.groups == 1:
         return ""
     if dims_of(request) == 3:
         return f"needs one group for three axes, has {request.groups}"
-    each = request.w_shape[0] // request.groups
-    if each % TILE and TILE % each:
-        return f"needs a multiple or a divisor of {TILE} filters in each group, has {each}"
+    filters = request.w_shape[0] // request.groups
+    if filters % TILE and TILE % filters:
+        return f"needs a multiple or a divisor of {TILE} filters in each group, has {filters}"
     return ""
 
 
 def unit_stride(request: ConvRequest) -> str:
-    """The gradient of the data by im2col steps over every pixel."""
+    """Stride 1: the gradient of the data with im2col visits every pixel."""
     return "" if set(request.steps.stride) == {1} else f"needs stride 1, has {request.steps.stride}"
 
 
 def im2col_limits(request: ConvRequest) -> str:
-    """An im2col tensor map holds corners and the reach of the filter in 8 bits for two axes, in 5 for three."""
+    """An im2col tensor map stores corners and the extent of the filter in 8 bits for two axes, in 5 for three."""
     dims = dims_of(request)
     corner, reach = 1 << (16 // dims - 1), (1 << (16 // dims)) - 1
     extents = spatial_extents(request)
-    for place in range(dims):
-        size, step, dilation = (extents[name][place] for name in ("w", "stride", "dilation"))
-        before, behind = extents["pre"][place], extents["post"][place]
+    for axis in range(dims):
+        size, step, dilation = (extents[name][axis] for name in ("w", "stride", "dilation"))
+        before, after = extents["pre"][axis], extents["post"][axis]
         span = (size - 1) * dilation
-        lower, upper = -before, behind - span
+        lower, upper = -before, after - span
         if request.mode == "bwd_data":
             lower = before - span
-            upper = lower + extents["x"][place] - extents["y"][place]
+            upper = lower + extents["x"][axis] - extents["y"][axis]
         if span >= reach or not all(-corner <= value < corner for value in (lower, upper)):
             return (
                 f"needs padding up to {corner} and a filter that reaches {reach} at most, has {before} and {span + 1}"
@@ -252,7 +252,7 @@ def _element_limits(request: ConvRequest) -> str:
 
 
 def multistage_limits(request: ConvRequest) -> str:
-    """Multistage kernels count bytes in 31 bits and taps in a mask; under a stride, gradients know no dilation."""
+    """Multistage kernels count bytes in 31 bits and taps in a mask; strided gradients do not support dilation."""
     size = max(request.dtypes[0].bits, request.result_dtype.bits) // 8  # type: ignore[union-attr]  # it is there
     most = size * max(prod(shape) for shape in (request.x_shape, request.w_shape, request.y_shape))
     if most >= BYTES_LIMIT:
@@ -276,25 +276,25 @@ def buildable(request: ConvRequest) -> str:
 
 
 def scalars_only(request: ConvRequest) -> str:
-    """The gradient of filters has channels and taps in one mode, along which CUTLASS has no vectors."""
+    """Only scalars: the gradient of filters has channels and taps in one mode, for which CUTLASS has no vectors."""
     others = [name for name, kind in request.kinds.items() if kind != "scalar"]
     return f"needs an epilogue of numbers and z, has {', '.join(others)}" if others else ""
 
 
 def dense_vectors(request: ConvRequest) -> str:
-    """Vectors are read and reduced element after element."""
+    """Vectors are dense: kernels read and reduce them element by element."""
     wrong = [
-        f"a dense {name}, has {given.layout}"
-        for name, given in request.operand_values.items()
-        if isinstance(given, Tensor)
+        f"a dense {name}, has {operand.layout}"
+        for name, operand in request.operand_values.items()
+        if isinstance(operand, Tensor)
         and request.kinds[name] in ("row", "col", "reduce")
-        and not given.layout.is_contiguous
+        and not operand.layout.is_contiguous
     ]
     return f"needs {' and '.join(wrong)}" if wrong else ""
 
 
 def linear(request: ConvRequest) -> str:
-    """Multistage kernels scale and add."""
+    """The epilogue is alpha, beta and z: multistage kernels have no other."""
     if request.tree != linear_combination(with_source=request.c is not None):
         return f"needs no epilogue but alpha, beta and z, has {request.epilogue}"
     return f"needs no config, has {request.config}" if request.config is not None else ""

@@ -1,7 +1,7 @@
-"""A convolution carried out by a multistage kernel, as sm_80 introduced them and every newer GPU runs them.
+"""The plan of a convolution with a multistage CUTLASS kernel, for GPUs from sm_80 on.
 
-The table's sm_80 rows end here, by `plan`: strides of gradients, groups, TF32 gradients, and channels that tensor maps
-cannot step through. Alpha and beta are read on the device, so a number among them is put there once by the executor.
+`plan` serves the table's sm_80 rows: strided gradients, groups, TF32 gradients, and channels that tensor maps cannot
+describe. The kernel reads alpha and beta in device memory; the executor puts given numbers there once.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ LARGE_TILE = 128
 
 
 def plan(request: ConvRequest, executor: CudaExecutor, row: Row) -> Plan:
-    """Bind a request to an executor: compile or load the kernel, learn its parameters."""
+    """Bind a request to an executor: compile or load the kernel, prepare its parameters."""
     return MultistageConvPlan(request, executor, row)
 
 
 def spec_of(request: ConvRequest, arch: Arch, processors: int) -> MultistageConvSpec:
-    """The kernel of a request: the small tile where large ones would leave multiprocessors idle, or hold groups."""
+    """The spec of a request's kernel, with the small tile for groups, or if large ones left multiprocessors idle."""
     rows, columns = request.extents
     tiles = -(-rows // LARGE_TILE) * -(-columns // LARGE_TILE)
     grouped = ""
@@ -55,7 +55,7 @@ def spec_of(request: ConvRequest, arch: Arch, processors: int) -> MultistageConv
 
 
 class MultistageConvPlan(MultistageKernelPlan):
-    """One kernel for one set of extents and steps."""
+    """The launch of one kernel for one set of extents, padding, stride and dilation."""
 
     __slots__ = ("_argument_order",)
 

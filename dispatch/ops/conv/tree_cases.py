@@ -1,7 +1,7 @@
-"""The cases that CUTLASS's rows of convolution are tried with, and how far a result may be off.
+"""The test cases of CUTLASS's rows of convolution, and the allowed errors.
 
-cases.py gives them out; tests run `case.check(device, rng)`. A case names its kernel's configuration, so that
-all extents of a row share a few kernels. This file calls no library.
+cases.py returns them; tests run `case.check(device, rng)`. A case names its kernel's configuration, so that all extents
+of a row share a few kernels. This file calls no library.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ VOLUMES = (
 SOURCE = Form("alpha, beta", (2, 16, 8, 9),     (16, 16, 3, 3), 1, alpha=0.5, beta=-2.0)
 TREES = Form("tree",       (2, 40, 9, 11),      (72, 40, 3, 3), 1)
 
-# For multistage kernels: what tensor maps cannot step through, or not in CUTLASS's kernels for sm_90.
+# For multistage kernels: what tensor maps do not support, or CUTLASS's kernels for sm_90 do not support with them.
 ODD = Form("odd",          (3, 6, 13, 11),      (10, 6, 3, 2), (1, 0))
 ODD_SOURCE = Form("odd, beta", (2, 18, 8, 9),   (14, 18, 3, 3), 1, alpha=0.5, beta=-2.0)
 ODD_LINE = Form("odd line", (3, 6, 33),         (10, 6, 5), 2)
@@ -90,7 +90,7 @@ TREE = evt.reduce(evt.reduce(TREE, "largest", "amax", over="mn"), "sums", "sum",
 
 @dataclass(frozen=True)
 class TreeCase:
-    """One request, by all that is chosen about it but the numbers in it."""
+    """One request, described by everything except the numbers in its operands."""
 
     op: str
     form: Form
@@ -141,8 +141,8 @@ class TreeCase:
             named = {"bias": device.array(rng.standard_normal(result[1]), F32), "residual": drawn(result).view}
             choices["operands"] = {**named, "mask": device.array(rng.standard_normal(pixels), F32)}
             choices["epilogue"] = self.tree
-        made: ConvRequest = REQUESTS[self.op](drawn(one).view, drawn(other).view, **choices)
-        return made, memory
+        request: ConvRequest = REQUESTS[self.op](drawn(one).view, drawn(other).view, **choices)
+        return request, memory
 
 
 def _last(device: Device, values: Array) -> GuardedBuffer:
@@ -150,10 +150,11 @@ def _last(device: Device, values: Array) -> GuardedBuffer:
 
 
 def bounds(request: ConvRequest, expected: dict[str, Array]) -> dict[str, Array]:
-    """How far each output may be off.
+    """The allowed error of each output.
 
-    The convolution's rounding errors walk like the root of the number of products, and its operands may be cut off to
-    TF32; from there on errors go through the tree, and an output is rounded to its dtype.
+    The convolution's rounding errors grow like the root of the number of products, as in a random walk, and its
+    operands may be truncated to TF32. The errors then propagate through the tree, and an output is rounded to its
+    dtype.
     """
     operands = [np.asarray(getattr(request, name)).astype(np.float64) for name in request.operand_names[:2]]
 
@@ -166,13 +167,13 @@ def bounds(request: ConvRequest, expected: dict[str, Array]) -> dict[str, Array]
         error = error + tf32_error(size, product, np.sqrt(result(np.square)))
     source = None if request.c is None else matrix(request, np.asarray(request.c))
     named = {name: x.astype(np.float64) for name, x in tree_operands(request).items()}
-    found = errors_of(request.tree, product, error, named, source)
-    shaped = {name: image(request, name, values) for name, values in found.items()}
-    return {name: stored(shaped[name], expected[name], made.dtype) for name, made in request.outputs().items()}
+    errors = errors_of(request.tree, product, error, named, source)
+    shaped = {name: image(request, name, values) for name, values in errors.items()}
+    return {name: stored(shaped[name], expected[name], output.dtype) for name, output in request.outputs().items()}
 
 
 def _terms(request: ConvRequest) -> int:
-    """How many products each element of the result is the sum of."""
+    """The number of products that are summed for each element of the result."""
     if request.mode == "fwd":
         return prod(request.w_shape[1:])
     if request.mode == "bwd_data":
@@ -181,25 +182,25 @@ def _terms(request: ConvRequest) -> int:
 
 
 def cases(row: Row) -> list[TreeCase]:
-    """For tensor maps, forms with one configuration each and, for bf16, others; else what those refuse.
+    """For tensor maps, forms with one configuration each and, for bf16, other configurations; else unsupported forms.
 
-    Every kernel is tried with bf16, whose code f16's is but for the instruction: f16 has the fewer cases.
+    Every kernel is tested with bf16. The code for f16 differs only in the instruction, so f16 has fewer cases.
     """
     mode = row.op.removeprefix("conv_")
     dtype, compute = row.dtypes[0], row.compute
     if row.function == "ImplicitGemmConvolution" or row.library == "numpy-multistage":
         return [TreeCase(row.op, form, dtype, compute) for form in _multistage(mode, dtype)]
     forms = FORMS if mode == "bwd_data" else (*FORMS, STRIDES)
-    found = [TreeCase(row.op, form, dtype, compute, MEDIUM) for form in forms]
+    all_cases = [TreeCase(row.op, form, dtype, compute, MEDIUM) for form in forms]
     if dtype is not F16:
-        found += [TreeCase(row.op, form, dtype, compute, MEDIUM) for form in VOLUMES]
+        all_cases += [TreeCase(row.op, form, dtype, compute, MEDIUM) for form in VOLUMES]
     if dtype is BF16:
-        found.append(TreeCase(row.op, SOURCE, dtype, compute, MEDIUM))
-        others = (DEEP, NARROW) if mode == "bwd_filter" else (SMALL, PLAIN) if mode == "fwd" else (SMALL,)
-        found += [TreeCase(row.op, FORMS[-1], dtype, compute, config) for config in others]
+        all_cases.append(TreeCase(row.op, SOURCE, dtype, compute, MEDIUM))
+        configs = (DEEP, NARROW) if mode == "bwd_filter" else (SMALL, PLAIN) if mode == "fwd" else (SMALL,)
+        all_cases += [TreeCase(row.op, FORMS[-1], dtype, compute, config) for config in configs]
         if mode == "fwd":
-            found.append(TreeCase(row.op, TREES, dtype, compute, NARROW, TREE))
-    return found
+            all_cases.append(TreeCase(row.op, TREES, dtype, compute, NARROW, TREE))
+    return all_cases
 
 
 def _multistage(mode: str, dtype: Dtype) -> list[Form]:

@@ -1,7 +1,8 @@
-"""What of a convolution request is for CUTLASS's kernels: an epilogue tree, what it names, and the choice of a library.
+"""The fields of a convolution request for CUTLASS's kernels: an epilogue tree, its operands, and the library.
 
-`base.py` derives the requests' base from it. The result is a matrix of pixels by channels to the tree: a row is a
-vector of channels, a col one number for each pixel. A request without any of it is as if there were no such thing.
+`base.py` derives the requests' base class from TreeConvRequest. For the tree, the result is a matrix of pixels by
+channels: a row is a vector of channels, a col has one number for each pixel. Requests that use none of these fields
+behave as if they did not exist.
 """
 
 from __future__ import annotations
@@ -35,25 +36,26 @@ __all__ = ["TreeConvRequest"]
 
 Shape = tuple[int, ...]
 SCALARS = ("alpha", "beta")
-RESERVED = "problem_"  # what the words of a kernel's problem begin with
+RESERVED = "problem_"  # the prefix of the words of a kernel's problem
 IN_PLACE = frozenset({("out", "z")})
 
 
 class TreeConvRequest(EpilogueTreeMixin, OperandRequest[R_co]):
-    """A convolution whose result may go through a tree.
+    """A convolution with an optional epilogue tree for its result.
 
     Attributes:
-        epilogue: a tree of `dispatch.evt`, which CUTLASS compiles; its `evt.source()` is z. None for what the other
-            fields say. Rows of it are one number for each channel of the result, cols (N, spatial…), what it loads and
-            stores is of the result's shape. The result, and what the tree stores, then lies with channels last.
-        operands: what the tree names: tensors, or numbers for its scalars. A pair of each, or a mapping.
-        config: tile, cluster and schedule of a kernel of CUTLASS; None for what suits the extents.
-        library: the one whose rows alone are asked, such as "cudnn" or "cutlass"; None asks all in the table's order.
+        epilogue: a tree of `dispatch.evt`, which CUTLASS compiles; its `evt.source()` is z. None for the epilogue that
+            the other fields describe. Rows of the tree have one number for each channel of the result, cols are (N,
+            spatial…), and loaded and stored tensors have the result's shape. The result and stored tensors then have
+            channels last.
+        operands: the tensors that the tree names, and numbers for its scalars: (name, operand) pairs, or a mapping.
+        config: tile, cluster and schedule of a CUTLASS kernel; None takes what suits the extents.
+        library: use only rows of this library, such as "cudnn" or "cutlass"; None asks all rows in the table's order.
     """
 
     unpacked: ClassVar[Unpacked | None] = Unpacked(several=("operands",), numbers=("alpha", "beta"))
     mode: ClassVar[str]  # as in ConvSpec
-    operand_names: ClassVar[tuple[str, ...]]  # what is convolved, by name
+    operand_names: ClassVar[tuple[str, ...]]  # the operands of the convolution, by name
     z: Tensor | None
     out: Tensor | None
     epilogue: Node | None
@@ -84,13 +86,13 @@ class TreeConvRequest(EpilogueTreeMixin, OperandRequest[R_co]):
 
     @cached_property
     def has_tree(self) -> bool:
-        """Whether only CUTLASS can carry it out: it has a tree, or asks for what only CUTLASS has."""
+        """Whether only CUTLASS can run the request: it has a tree, or uses an option that only CUTLASS has."""
         added = self.mode != "fwd" and self.z is not None
         return self.epilogue is not None or self.config is not None or self.library == "cutlass" or added
 
     @classmethod
     def plain_reads(cls) -> tuple[str, ...]:
-        """Of those that have no tree: `operands` may hold tensors."""
+        """The operands of requests without a tree, whose `operands` may hold tensors."""
         return cls.operand_names
 
     @property
@@ -111,7 +113,7 @@ class TreeConvRequest(EpilogueTreeMixin, OperandRequest[R_co]):
 
     @property
     def accumulates(self) -> bool:
-        """Whether beta scales what was in `out` before."""
+        """Whether beta scales the previous content of `out`."""
         return self.mode != "fwd" and self.beta != 0 and self.z is None
 
     @property
@@ -121,21 +123,21 @@ class TreeConvRequest(EpilogueTreeMixin, OperandRequest[R_co]):
 
     @property
     def source_dtype(self) -> tuple[Dtype, ...]:
-        """The dtype of z, or none."""
+        """A tuple of the dtype of z; empty without a z."""
         return () if self.z is None else (self.z.dtype,)
 
-    # -- the tree and what it names -------------------------------------------------------------------------------
+    # -- the tree and its operands --------------------------------------------------------------------------------
     @cached_property
     def tree_outputs(self) -> dict[str, Output]:
-        """The outputs that the tree names, as they are allocated."""
+        """The outputs that the tree names, with the shapes and strides in which they are allocated."""
         shapes = {"m": self.result_shape[1:2], "n": self._pixels, "mn": ()}
-        found = {}
+        outputs = {}
         for node in walk(self.tree):
             if isinstance(node, Store):
-                found[node.name] = self.image(node.dtype or self.result_dtype, last=True)
+                outputs[node.name] = self.image(node.dtype or self.result_dtype, last=True)
             elif isinstance(node, Reduce):
-                found[node.name] = Output(shapes[node.over], c_strides(shapes[node.over]), F32)
-        return found
+                outputs[node.name] = Output(shapes[node.over], c_strides(shapes[node.over]), F32)
+        return outputs
 
     @property
     def extents(self) -> tuple[int, int]:
@@ -148,27 +150,29 @@ class TreeConvRequest(EpilogueTreeMixin, OperandRequest[R_co]):
         return (self.result_shape[0], *self.result_shape[2:])
 
     def image(self, dtype: Dtype, *, last: bool) -> Output:
-        """A tensor of the result's shape, dense, with channels last or first."""
+        """A dense tensor of the result's shape, with channels last or first."""
         return Output(self.result_shape, dense_strides(self.result_shape, last=last), dtype)
 
     # -- the contract of Request ----------------------------------------------------------------------------------
     def tree_choices(self) -> tuple[Any, ...]:
-        """What of the key of a request through a tree is no layout."""
-        given = tuple((name, x.layout if isinstance(x, Tensor) else None) for name, x in self.operand_values.items())
-        return (self.result_shape, self.tree, given, self.compute, self.result_dtype.cuda, self.config, self.library)
+        """The part of the key of a request with a tree that is not layouts."""
+        layouts = tuple((name, x.layout if isinstance(x, Tensor) else None) for name, x in self.operand_values.items())
+        return (self.result_shape, self.tree, layouts, self.compute, self.result_dtype.cuda, self.config, self.library)
 
     def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
         if not self.has_tree:
             return super().arguments(outputs)
         named = {**self.operand_values, **outputs}
-        # An address is an int and a number never is, so that a plan tells them apart. -0.0 is 0: they are one record.
-        rest = (x.ptr if isinstance(x, Tensor) else float(x) + 0.0 for x in (named[name] for name in self.kinds))
-        return (*super().arguments(outputs), *rest)
+        # Addresses are ints and numbers are floats, so that a plan can distinguish them. -0.0 becomes 0.0.
+        tree_arguments = (
+            x.ptr if isinstance(x, Tensor) else float(x) + 0.0 for x in (named[name] for name in self.kinds)
+        )
+        return (*super().arguments(outputs), *tree_arguments)
 
     def named_arguments(self) -> NamedArguments | None:
         if not self.has_tree:
-            return None  # the way of operands that are fields finds it
-        fixed_scalars = () if self.z is not None else ("beta",)  # without z it says whether there is a source
+            return None  # OperandRequest handles operands that are fields
+        fixed_scalars = () if self.z is not None else ("beta",)  # without z it determines whether there is a source
         return NamedArguments((*self.reads, "out", *self.kinds), numbers_of(self.kinds, fixed_scalars), self.in_place)
 
     @cached_property
@@ -182,27 +186,27 @@ class TreeConvRequest(EpilogueTreeMixin, OperandRequest[R_co]):
 
     @cached_property
     def _unallocated(self) -> dict[str, tuple[Shape, Shape, Dtype]]:
-        there = {name for name, _, _ in self.tensors()}
-        return {name: (m.shape, m.strides, m.dtype) for name, m in self._outputs.items() if name not in there}
+        given_names = {name for name, _, _ in self.tensors()}
+        return {name: (m.shape, m.strides, m.dtype) for name, m in self._outputs.items() if name not in given_names}
 
     def result(self, outputs: Operands) -> R_co:
         if not self.has_tree:
             return super().result(outputs)
-        given = {name: tensor for name, tensor, _ in self.tensors()}
-        found: Any = [outputs.get(name, given.get(name)) for name in self._outputs]
-        return cast("R_co", found[0] if len(found) == 1 else tuple(found))
+        tensors = {name: tensor for name, tensor, _ in self.tensors()}
+        results: Any = [outputs.get(name, tensors.get(name)) for name in self._outputs]
+        return cast("R_co", results[0] if len(results) == 1 else tuple(results))
 
     def replace(self, **operands: Tensor) -> Self:
         if not self.has_tree:
             return super().replace(**operands)
         fixed = (*self.reads, "out", *SCALARS)
-        own = {name: x for name, x in operands.items() if name in fixed}
-        named = {name: x for name, x in operands.items() if name not in own}
+        fields = {name: x for name, x in operands.items() if name in fixed}
+        named = {name: x for name, x in operands.items() if name not in fields}
         for name in named:
             if name not in self.kinds:
                 raise BadRequest(name, "no operand of this request", f"one of {', '.join((*fixed, *self.kinds))}")
         added: dict[str, Any] = {"operands": {**dict(self.operands), **named}} if named else {}
-        return super().replace(**own, **added)
+        return super().replace(**fields, **added)
 
     def _named_choices(self) -> list[str]:
         tree = ("bias", "z", "epilogue", "operands", "config", "library")
@@ -210,14 +214,14 @@ class TreeConvRequest(EpilogueTreeMixin, OperandRequest[R_co]):
 
     # -- checks ---------------------------------------------------------------------------------------------------
     def check_source(self) -> None:
-        """What is added is of the result's shape."""
+        """Check that z has the result's shape."""
         if self.z is not None and self.z.shape != self.result_shape:
             raise BadRequest("z", str(self.z.layout), f"shape {self.result_shape}, that of the result")
         if self.mode == "fwd" and self.z is None and self.beta != 0:
             raise BadRequest("beta", repr(self.beta), "0, for there is no z to be scaled", "pass z=…")
 
     def check_operands(self) -> None:
-        """The tree can be named, and each of its names is given as what it takes it for."""
+        """Check the tree's names, and that each operand fits its use in the tree."""
         if not self.has_tree and not self.operands:
             return
         self.check_names(RESERVED)
@@ -229,18 +233,18 @@ class TreeConvRequest(EpilogueTreeMixin, OperandRequest[R_co]):
         self.check_scalars(getattr(self, self.operand_names[0]).dtype)
 
     def _check_operand(self, name: str, kind: str) -> None:
-        given = self.operand_values.get(name)
-        place = f"operands[{name!r}]"
-        if not isinstance(given, Tensor):
+        operand = self.operand_values.get(name)
+        label = f"operands[{name!r}]"
+        if not isinstance(operand, Tensor):
             return
-        self.device.check(given)
-        if given.device is not self.device:
-            raise BadRequest(place, f"a tensor on {given.device!r}", f"one on {self.device!r}")
-        wanted = {"row": self.result_shape[1:2], "col": self._pixels, "load": self.result_shape}
-        if kind == "scalar" and given.size != 1:
-            raise BadRequest(place, str(given.layout), "a number, or a tensor of one element")
-        if kind in wanted and given.shape != wanted[kind]:
-            raise BadRequest(place, f"shape {given.shape}", f"shape {wanted[kind]}")
-        made = self.tree_outputs.get(name)
-        if made is not None and (given.shape, given.dtype) != (made.shape, made.dtype):
-            raise BadRequest(place, str(given.layout), f"{made.dtype}{list(made.shape)}, as the epilogue says")
+        self.device.check(operand)
+        if operand.device is not self.device:
+            raise BadRequest(label, f"a tensor on {operand.device!r}", f"one on {self.device!r}")
+        shapes = {"row": self.result_shape[1:2], "col": self._pixels, "load": self.result_shape}
+        if kind == "scalar" and operand.size != 1:
+            raise BadRequest(label, str(operand.layout), "a number, or a tensor of one element")
+        if kind in shapes and operand.shape != shapes[kind]:
+            raise BadRequest(label, f"shape {operand.shape}", f"shape {shapes[kind]}")
+        output = self.tree_outputs.get(name)
+        if output is not None and (operand.shape, operand.dtype) != (output.shape, output.dtype):
+            raise BadRequest(label, str(operand.layout), f"{output.dtype}{list(output.shape)}, as the epilogue says")

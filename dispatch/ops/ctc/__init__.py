@@ -1,8 +1,8 @@
 """The loss of connectionist temporal classification with its gradient: `ctc_loss`.
 
-Carried out by `cudnnCTCLoss_v8`, whose labels and lengths lie on the device, or by NumPy, in logarithms, after Graves,
-Fernández, Gomez, Schmidhuber, "Connectionist Temporal Classification" (2006), equations 6 to 16. cuDNN leaves the
-gradient behind the end of a sequence as it was, so that it is set to 0 before. Follows
+It runs on `cudnnCTCLoss_v8`, with labels and lengths on the device, or on NumPy, in logarithms, according to Graves,
+Fernández, Gomez, Schmidhuber, "Connectionist Temporal Classification" (2006), equations 6 to 16. cuDNN does not write
+the gradient after the end of a sequence, so it is set to 0 before. Follows
 https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-adv-library.html#cudnnctcloss-v8.
 """
 
@@ -39,18 +39,18 @@ __all__ = [
 ]
 
 
-# -- rules of the rows: "needs …, has …", or "" where a request is fine -----------------------------------------------
+# -- rules of the rows: "needs …, has …", or "" if a rule is met ------------------------------------------------------
 MAX_LABELS = 255
 
 
 def at_most_255(request: CtcRequest) -> str:
-    """cuDNN 9.19 has no kernel for longer sequences of labels (NOT_SUPPORTED)."""
+    """At most 255 labels: cuDNN 9.19 has no kernel for longer sequences of labels (NOT_SUPPORTED)."""
     longest = request.max_label_length
     return "" if longest <= MAX_LABELS else f"needs max_label_length up to {MAX_LABELS}, has {longest}"
 
 
 def dense_logits(request: CtcRequest) -> str:
-    """Logits and gradient in row-major order."""
+    """Logits and gradient are in row-major order."""
     for name in ("logits", *request.outputs()):
         layout = request.layout_of(name)
         if reason := describable(layout):
@@ -60,7 +60,7 @@ def dense_logits(request: CtcRequest) -> str:
     return ""
 
 
-# -- what is right, in NumPy: for rows of the host in their own precision, in f64 as the reference --------------------
+# -- in NumPy: for the host's rows in their own precision, and as the reference in f64 --------------------------------
 def evaluate(request: CtcRequest, work: np.dtype[Any]) -> Results:
     """The losses and the gradient by name, in a working dtype; BadRequest for lengths or labels out of range."""
     logits = values(request.logits, work)
@@ -73,7 +73,7 @@ def evaluate(request: CtcRequest, work: np.dtype[Any]) -> Results:
 
 
 def _sequences(request: CtcRequest) -> list[tuple[Array, int]]:
-    """The labels and the number of steps of each sequence, once they are known to be in range."""
+    """The labels and the number of steps of each sequence; BadRequest if they are out of range."""
     steps, _, classes = request.logits.shape
     labels, lengths, counts = (np.asarray(t) for t in (request.labels, request.label_lengths, request.input_lengths))
     if lengths.min() < 1 or lengths.max() > request.max_label_length or lengths.sum() > len(labels):
@@ -89,19 +89,19 @@ def _sequences(request: CtcRequest) -> list[tuple[Array, int]]:
 
 
 def _one(logs: Array, labels: Array) -> tuple[Any, Array]:
-    """The loss of one sequence, and its gradient by the logits of its steps."""
+    """The loss of one sequence, and its gradient with respect to the logits of its steps."""
     states = np.zeros(2 * len(labels) + 1, np.int64)
     states[1::2] = labels
-    skips = np.zeros(len(states), np.bool_)  # whether a state can be reached from the last but one
+    skips = np.zeros(len(states), np.bool_)  # whether a state can be reached from the one two before
     skips[2:] = (states[2:] != 0) & (states[2:] != states[:-2])
     chosen = logs[:, states]
     if len(logs) < len(labels) + (labels[1:] == labels[:-1]).sum():
         return 0.0, np.zeros_like(logs)
     forward = _walk(chosen, skips)
-    # The same walk from the end: a skip into a state becomes one out of it.
+    # The same recursion from the end: a skip into a state becomes one out of it.
     backward = _walk(chosen[::-1, ::-1], np.append(skips[2:], [False, False])[::-1])[::-1, ::-1]
     total = np.logaddexp(forward[-1, -1], forward[-1, -2])
-    # Both walks count the step itself; where it has no probability, no path goes through it.
+    # Both directions count the step itself; no path contains it if its probability is 0.
     shares = np.where(np.isneginf(chosen), 0, np.exp(forward + backward - chosen - total))
     gradient = np.exp(logs)
     for state, label in enumerate(states):
@@ -110,7 +110,7 @@ def _one(logs: Array, labels: Array) -> tuple[Any, Array]:
 
 
 def _walk(chosen: Array, skips: Array) -> Array:
-    """The logarithms of the probabilities of all paths from the start to each state, step by step."""
+    """The log probabilities of all paths from the start to each state, step by step."""
     reached = np.full_like(chosen, -np.inf)
     reached[0, :2] = chosen[0, :2]
     for step in range(1, len(chosen)):
@@ -122,18 +122,19 @@ def _walk(chosen: Array, skips: Array) -> Array:
     return reached
 
 
-# -- by cuDNN ---------------------------------------------------------------------------------------------------------
+# -- with cuDNN -------------------------------------------------------------------------------------------------------
 ALGORITHM = cudnn.cudnnCTCLossAlgo_t
 
 WITH_SOFTMAX = cudnn.cudnnLossNormalizationMode_t.CUDNN_LOSS_NORMALIZATION_SOFTMAX
 
 ZERO = cudnn.cudnnCTCGradMode_t.CUDNN_CTC_ZERO_OOB_GRADIENTS
 
-# Of fewer labels cuDNN's kernel (9.19) writes shared memory beyond what it asked for, says compute-sanitizer: of 4 all
-# threads of a warp write, each one of 9 places. It did not of 8 or more, nor of 4 where more were announced.
+# For fewer labels, cuDNN's kernel (9.19) writes beyond its shared memory, according to compute-sanitizer: with 4
+# labels, all threads of a warp write, each to one of 9 elements. It did not with 8 or more, nor with 4 if a larger
+# maximum was given.
 LEAST_LONGEST = 16
 
-LOGITS, LABELS, LABEL_LENGTHS, INPUT_LENGTHS, LOSSES, GRADIENT = range(6)  # as in the request's arguments()
+LOGITS, LABELS, LABEL_LENGTHS, INPUT_LENGTHS, LOSSES, GRADIENT = range(6)  # the order of the request's arguments()
 
 
 def cudnn_ctc(request: CtcRequest, executor: CudaExecutor, row: Row) -> Plan:
@@ -160,6 +161,6 @@ def cudnn_ctc(request: CtcRequest, executor: CudaExecutor, row: Row) -> Plan:
     return CallPlan(executor, row, cudnn.cudnnCTCLoss_v8, arguments, (scratch,), zeroed=zeroed)
 
 
-# -- what users call, and the rows ------------------------------------------------------------------------------------
+# -- the public functions, and the calls of the rows ------------------------------------------------------------------
 reference = exactly(evaluate)
 numpy_ctc = numpy_call(evaluate)

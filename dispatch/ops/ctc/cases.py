@@ -1,4 +1,4 @@
-"""The cases that the CTC rows are tried with, and how far a result may be from the float64 reference.
+"""The test cases of the CTC rows, and the allowed errors relative to the float64 reference.
 
 Tests parametrize over `cases(row)` and run `case.check(device, rng)`.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["MUTATIONS", "cases"]
 
 Form = tuple[str, int, int, tuple[int, ...], tuple[int, ...], int]
-# Name, steps, classes, labels of each sequence, steps of each sequence, the longest sequence of labels that may be.
+# Name, steps, classes, labels of each sequence, steps of each sequence, the maximum number of labels.
 # fmt: off
 FORMS: tuple[Form, ...] = (
     ("one",           1,   2,    (1,),            (1,),               1),
@@ -44,7 +44,7 @@ FORMS: tuple[Form, ...] = (
 def check(
     form: Form, dtype: Dtype, gradient: bool, deterministic: bool, name: str, device: Device, rng: np.random.Generator
 ) -> Check:
-    """A case with fresh operands; labels repeat now and then, where there are few classes."""
+    """A case with fresh operands; some labels repeat if there are few classes."""
     _, steps, classes, label_lengths, input_lengths, longest = form
     labels = rng.integers(1, classes, sum(label_lengths))
     logits = device.array(normal(rng, dtype, (steps, len(label_lengths), classes), 2.0))
@@ -59,10 +59,10 @@ def check(
 
 
 def bounds(request: CtcRequest, expected: Results) -> Results:
-    """How far the results may be off.
+    """The allowed errors.
 
-    A logarithm of a sum is off by u of its own size, step after step, in a walk; what it is the logarithm of by as much
-    of itself, and so is the share of a state in the gradient.
+    The logarithm of a sum has an error of u of its own magnitude in each step, which adds up like a random walk. The
+    relative error of its argument is as large, and so is that of a state's share in the gradient.
     """
     dtype, u = request.logits.dtype, unit(request.logits.dtype)
     powers = np.exp(np.asarray(request.logits).astype(np.float64))
@@ -73,26 +73,26 @@ def bounds(request: CtcRequest, expected: Results) -> Results:
 
 
 def cases(row: Row) -> list[MadeCase]:
-    """Every form with its gradient; some without, and some in any order."""
-    found = {}
+    """Every form with its gradient; some without, and some without `deterministic`."""
+    all_cases = {}
     for number, form in enumerate(FORMS):
         for gradient, deterministic in ((True, True), (number % 2 == 0, number % 3 == 0)):
             words = ["gradient" if gradient else "loss", "" if deterministic else "any order"]
             name = "-".join([str(row.dtypes[0]), *filter(None, words), form[0]])
-            found[name] = MadeCase(name, partial(check, form, row.dtypes[0], gradient, deterministic), form[0])
-    return list(found.values())
+            all_cases[name] = MadeCase(name, partial(check, form, row.dtypes[0], gradient, deterministic), form[0])
+    return list(all_cases.values())
 
 
 # -- wrong results that every case must reject: see `dispatch/testing/mutations.py` --------------------
 def blank(request: CtcRequest) -> Array:
-    """The blank with the first label's logits."""
+    """The blank gets the first label's logits."""
     values = np.array(request.logits)
     values[..., 0] = values[..., 1]
     return values
 
 
 def step(request: CtcRequest) -> Array | None:
-    """The longest sequence one step short."""
+    """The longest sequence is one step shorter."""
     counts = np.array(request.input_lengths)
     if counts.max() < 2:
         return None
@@ -101,7 +101,7 @@ def step(request: CtcRequest) -> Array | None:
 
 
 def label(request: CtcRequest) -> Array | None:
-    """One label taken for another."""
+    """One label replaced by another."""
     classes = request.logits.shape[-1]
     labels = np.array(request.labels)
     labels[0] = labels[0] % (classes - 1) + 1

@@ -1,4 +1,4 @@
-"""CtcRequest: logits, labels and how long each is. Making one validates it; this file calls nothing."""
+"""CtcRequest: logits, labels and their lengths. It is validated when it is made; this file calls no library."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ __all__ = ["CtcRequest"]
 
 @dataclass(frozen=True, eq=False)
 class CtcRequest(OperandRequest[R_co]):
-    """-log of the probability that sequences of labels come out of logits, by any alignment with blanks between them.
+    """-log of the probability that logits give sequences of labels, over all alignments with blanks between the labels.
 
     Attributes:
         logits: (steps, sequences, classes), dense, before the softmax, which is part of the op; class 0 is the blank.
-        labels: i32, the labels of all sequences one behind another, each from 1 to classes - 1.
-        label_lengths: i32 (sequences,): how many labels each has, from 1 to `max_label_length`.
-        input_lengths: i32 (sequences,): how many steps each has, up to those of the logits.
-        max_label_length: the longest that a sequence of labels may be; workspace and launch depend on it.
-        with_gradient: whether the gradient of each loss by the logits is wanted, too.
-        deterministic: whether sums are taken in the same order every time.
+        labels: i32, the labels of all sequences, one sequence after the other, each label from 1 to classes - 1.
+        label_lengths: i32 (sequences,): the number of labels of each sequence, from 1 to `max_label_length`.
+        input_lengths: i32 (sequences,): the number of steps of each sequence, up to those of the logits.
+        max_label_length: the largest number of labels of a sequence; workspace and launch depend on it.
+        with_gradient: whether to return the gradient of each loss with respect to the logits, too.
+        deterministic: whether sums are computed in the same order every time.
         out: the losses, (sequences,).
-        gradient: of the logits' shape; 0 behind the end of a sequence.
+        gradient: of the logits' shape; 0 after the end of a sequence.
 
-    A sequence that has no alignment (fewer steps than labels, and one more for each label that repeats the one before)
-    has loss 0 and gradient 0. Lengths and labels are read on the device: on a GPU nobody can check them before, and
-    ones out of these ranges are an error that may end the process.
+    A sequence without an alignment (fewer steps than labels plus one for each label that repeats the one before) has
+    loss 0 and gradient 0. Lengths and labels are read on the device. On a GPU they cannot be checked in advance, and
+    values out of these ranges are an error that may end the process.
 
-    Gives back the losses, with `with_gradient` (losses, gradient).
+    Returns the losses, with `with_gradient` (losses, gradient).
     """
 
     op: ClassVar[str] = "ctc_loss"
@@ -74,7 +74,7 @@ class CtcRequest(OperandRequest[R_co]):
         check_int("max_label_length", self.max_label_length, 1)
 
     def outputs(self) -> dict[str, Output]:
-        made = {"out": dense(self.logits.shape[1:2], self.logits.dtype)}
+        outputs = {"out": dense(self.logits.shape[1:2], self.logits.dtype)}
         if self.with_gradient:
-            made["gradient"] = dense(self.logits.shape, self.logits.dtype)
-        return made
+            outputs["gradient"] = dense(self.logits.shape, self.logits.dtype)
+        return outputs

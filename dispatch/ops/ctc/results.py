@@ -1,6 +1,6 @@
-"""What `ctc_loss` gives back: the losses, and unless `with_gradient` is False their gradient.
+"""The result types of `ctc_loss` for type checkers: the losses, and their gradient unless `with_gradient` is False.
 
-For type checkers alone (core/results.py).
+Only type checkers read this file (core/results.py).
 """
 
 # mypy: disable-error-code="misc"
@@ -23,20 +23,20 @@ __all__ = ["CtcRequest", "ctc_loss"]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class WithGradient(request.CtcRequest["tuple[Tensor, Tensor]"]):
-    """The losses and the gradient."""
+    """A request whose result is the losses and the gradient."""
 
     with_gradient: Literal[True] = True
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Alone(request.CtcRequest["Tensor"]):
-    """The losses."""
+    """A request whose result is the losses."""
 
     with_gradient: Literal[False] = False
 
 
 class CtcRequest(request.CtcRequest[R_co]):
-    """`request.CtcRequest`, whose documentation says what its fields are, with the type of its result."""
+    """`request.CtcRequest` with the type of its result; the fields are documented there."""
 
     @overload
     @classmethod

@@ -1,9 +1,9 @@
-"""Dropout with a seed: `dropout_states` makes the random numbers, `dropout` draws a mask, `dropout_bwd` uses it again.
+"""Dropout with a seed: `dropout_states` makes the random state, `dropout` draws a mask, `dropout_bwd` uses it again.
 
-The state is a tensor that every forward pass moves on, so that a program that starts from the same seed draws the same
-masks in the same order: cuDNN's own (`cudnnSetDropoutDescriptor`, `cudnnDropoutForward`, `cudnnDropoutBackward`) on a
-GPU, by Philox, whose key is the seed and whose counter the pass, on the host. A descriptor of cuDNN is bound to the
-memory of a state, so it is bound anew where another state is passed. Follows
+The state is a tensor that every forward pass advances, so a program that starts with the same seed draws the same masks
+in the same order. On a GPU it is cuDNN's state (`cudnnSetDropoutDescriptor`, `cudnnDropoutForward`,
+`cudnnDropoutBackward`). On the host it is Philox's: the key is the seed, and the counter is the number of the pass. A
+cuDNN descriptor is bound to the memory of a state, so it is bound again for another state. Follows
 https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-ops-library.html#cudnndropoutforward.
 """
 
@@ -49,22 +49,22 @@ __all__ = [
 
 MAX_SEED = 2**63 - 1
 
-RESERVE_ALIGNMENT = 4  # bytes: it holds words of bits
+RESERVE_ALIGNMENT = 4  # bytes: the reserve space contains words of bits
 
 
 def reserve_bytes(size: int) -> int:
-    """The size of the reserve space of so many elements: a bit each, in words of four bytes."""
+    """The bytes of the reserve space for `size` elements: a bit each, in words of four bytes."""
     return -(-size // 32) * 4
 
 
 @dataclass(frozen=True, eq=False)
 class DropoutStatesRequest(OperandRequest["Tensor"]):
-    """A fresh state of dropout's random numbers.
+    """A new random state for dropout.
 
     Attributes:
         on: the device.
         seed: a whole number; equal seeds give equal states.
-        out: u8, of the size that the device's library asks for.
+        out: u8, of the size that the device's library requires.
     """
 
     op: ClassVar[str] = "dropout_states"
@@ -77,9 +77,9 @@ class DropoutStatesRequest(OperandRequest["Tensor"]):
     out: Tensor | None = None
 
     def __post_init__(self) -> None:
-        given: object = self.on
-        if not isinstance(given, Device):
-            raise BadRequest("on", repr(given), "a Device", "dispatch.device() gives one")
+        on: object = self.on
+        if not isinstance(on, Device):
+            raise BadRequest("on", repr(on), "a Device", "dispatch.device() gives one")
         super().__post_init__()
 
     @property
@@ -114,18 +114,18 @@ class DropoutStatesRequest(OperandRequest["Tensor"]):
 
 @dataclass(frozen=True, eq=False)
 class DropoutRequest(OperandRequest["tuple[Tensor, Tensor]"]):
-    """y = x / (1 - p) for elements that stay and 0 for those that are dropped, each with probability p.
+    """y = x / (1 - p) for elements that are kept and 0 for dropped ones; each is dropped with probability p.
 
     Attributes:
         x: any dense tensor, in any order of its axes.
-        states: from `DropoutStatesRequest`; the pass moves it on.
-        p: the probability that an element is dropped, below 1. cuDNN holds it in f32, so that its scale is off by up to
-            2^-24 / (1 - p) of itself, for f64 as well.
-        out: y, of x's shape and dtype, laid out like x; it may be x itself.
-        reserve: u8, a bit for each element, for the backward pass; what it holds is the library's affair.
+        states: from `DropoutStatesRequest`; the pass advances it.
+        p: the probability that an element is dropped, below 1. cuDNN stores it in f32, so the relative error of its
+            scale is up to 2^-24 / (1 - p), for f64 as well.
+        out: y, of x's shape and dtype, with the layout of x; it may be x itself.
+        reserve: u8, a bit for each element, for the backward pass; its content depends on the library.
 
-    Gives back (y, reserve), and moves `states` on: the same seed gives the same masks in the same order, on one kind of
-    device (cuDNN's and NumPy's differ).
+    Returns (y, reserve), and advances `states`: the same seed gives the same masks in the same order, on one kind of
+    device (cuDNN's and NumPy's masks differ).
     """
 
     op: ClassVar[str] = "dropout"
@@ -157,10 +157,10 @@ class DropoutBwdRequest(OperandRequest["Tensor"]):
     """dx = dy / (1 - p) where the forward pass kept x, else 0: the gradient of `DropoutRequest`.
 
     Attributes:
-        dy: the gradient of y, laid out as x was.
-        reserve: what the forward pass left.
+        dy: the gradient of y, with the layout of x.
+        reserve: the reserve space of the forward pass.
         p: that of the forward pass.
-        out: dx, of dy's shape and dtype, laid out like dy; it may be dy itself.
+        out: dx, of dy's shape and dtype, with the layout of dy; it may be dy itself.
     """
 
     op: ClassVar[str] = "dropout_bwd"
@@ -180,9 +180,9 @@ class DropoutBwdRequest(OperandRequest["Tensor"]):
         check_opaque("reserve", self.reserve, reserve_bytes(self.dy.size), RESERVE_ALIGNMENT, hint)
 
 
-# -- rules of the rows: "needs …, has …", or "" where a request is fine -----------------------------------------------
+# -- rules of the rows: "needs …, has …", or "" if a rule is met ------------------------------------------------------
 def one_axis(request: DropoutRequest | DropoutBwdRequest) -> str:
-    """The mask counts elements in memory, so input and output are dense and laid out alike."""
+    """The mask numbers elements by their order in memory, so input and output are dense and have one layout."""
     layouts = [request.layout_of(request.reads[0]), request.layout_of("out")]
     if reason := describable(*layouts):
         return reason
@@ -192,29 +192,29 @@ def one_axis(request: DropoutRequest | DropoutBwdRequest) -> str:
     return ""
 
 
-# -- what is right, in NumPy: for rows of the host in their own precision, in f64 as the reference --------------------
+# -- in NumPy: for the host's rows in their own precision, and as the reference in f64 --------------------------------
 def evaluate(request: DropoutStatesRequest | DropoutRequest | DropoutBwdRequest, work: np.dtype[Any]) -> Results:
-    """The outputs of a request by name, computed in a working dtype; those of the forward pass hold the state, too."""
+    """The outputs of a request by name, computed in a working dtype; for the forward pass with the new state."""
     if isinstance(request, DropoutStatesRequest):
         return {"out": np.array([request.seed, 0], np.uint64).view(np.uint8)}
     if isinstance(request, DropoutBwdRequest):
-        kept = mask_of(np.asarray(request.reserve), request.dy.size).reshape(request.dy.shape)
-        return {"out": np.where(kept, values(request.dy, work) * _scale(request.p, work), work.type(0))}
+        mask = mask_of(np.asarray(request.reserve), request.dy.size).reshape(request.dy.shape)
+        return {"out": np.where(mask, values(request.dy, work) * _scale(request.p, work), work.type(0))}
     return _forward(request, work)
 
 
 def _forward(request: DropoutRequest, work: np.dtype[Any]) -> Results:
-    kept, states = draw(np.asarray(request.states), request.x.size, request.p)
+    mask, states = draw(np.asarray(request.states), request.x.size, request.p)
     reserve = np.zeros(reserve_bytes(request.x.size), np.uint8)
-    bits = np.packbits(kept, bitorder="little")
+    bits = np.packbits(mask, bitorder="little")
     reserve[: len(bits)] = bits
     x = values(request.x, work)
-    y = np.where(kept.reshape(x.shape), x * _scale(request.p, work), work.type(0))
+    y = np.where(mask.reshape(x.shape), x * _scale(request.p, work), work.type(0))
     return {"out": y, "reserve": reserve, "states": states}
 
 
 def mask_of(reserve: Array, size: int) -> Array:
-    """Which elements a pass of the host kept."""
+    """The mask of the elements that a forward pass on the host kept."""
     return np.unpackbits(reserve, count=size, bitorder="little").astype(np.bool_)
 
 
@@ -222,11 +222,11 @@ def _scale(p: float, work: np.dtype[Any]) -> Any:
     return work.type(1 / (1 - p))
 
 
-# -- by cuDNN ---------------------------------------------------------------------------------------------------------
+# -- with cuDNN -------------------------------------------------------------------------------------------------------
 def cudnn_dropout(
     request: DropoutStatesRequest | DropoutRequest | DropoutBwdRequest, executor: CudaExecutor, row: Row
 ) -> Plan:
-    """The plan of any of the requests; nothing is launched where there is no element."""
+    """The plan of any of the requests; without elements it launches nothing."""
     if isinstance(request, DropoutStatesRequest):
         if request.out is not None:
             check_states("out", request.out, binding=True)
@@ -250,7 +250,7 @@ def cudnn_dropout(
 
 
 class DropoutPlan(CallPlan):
-    """A pass; `states` is where the state stands in the arguments, or None for the backward pass, which needs none."""
+    """A pass; `states` is the index of the state among the arguments, None for the backward pass, which needs none."""
 
     __slots__ = ("_bound", "_dropout", "_p", "_states")
 
@@ -270,7 +270,7 @@ class DropoutPlan(CallPlan):
         super().enqueue(arguments)
 
     def _bind(self, address: Argument) -> None:
-        """Let the descriptor draw from the state at an address; this launches nothing."""
+        """Bind the descriptor to the state at an address; this launches nothing."""
         states: Any = address
         size = states_bytes(self._executor.device)
         cudnn.cudnnRestoreDropoutDescriptor(
@@ -280,7 +280,7 @@ class DropoutPlan(CallPlan):
 
 
 class StatesPlan(CallPlan):
-    """Seeds a state; the descriptor that does it is of no further use."""
+    """Initializes a state from a seed; its descriptor is not used for anything else."""
 
     __slots__ = ("_dropout",)
 
@@ -297,7 +297,7 @@ class StatesPlan(CallPlan):
         )
 
 
-# -- what users call, and the rows ------------------------------------------------------------------------------------
+# -- the public functions, and the calls of the rows ------------------------------------------------------------------
 reference = exactly(evaluate)
 numpy_dropout = numpy_call(evaluate)
 dropout_states = request_function(DropoutStatesRequest, "dropout_states")

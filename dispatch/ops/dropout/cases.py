@@ -1,6 +1,6 @@
-"""The cases that the dropout rows are tried with: masks that must hold together, not values that must be hit.
+"""The test cases of the dropout rows: they check that masks are consistent, as their values cannot be predicted.
 
-What a GPU draws nobody can predict, so a check takes the mask from the result and holds everything else against it.
+A check takes the mask from the result, and compares everything else with it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["MUTATIONS", "cases", "named"]
 
 Form = tuple[str, tuple[int, ...], tuple[int, ...] | None, int, float, bool]
-# Name, shape, order of the axes in memory, gap behind every axis, probability, and whether y is x itself.
+# Name, shape, order of the axes in memory, gap after every axis, probability, and whether y is x itself.
 # fmt: off
 FORMS: tuple[Form, ...] = (
     ("one element",   (1,),         None,         0, 0.5,  False),
@@ -49,29 +49,29 @@ FORMS: tuple[Form, ...] = (
 )
 # fmt: on
 SEED = 1234567
-SIGMAS = 6  # how far from p the dropped share may be
+SIGMAS = 6  # the allowed deviation of the dropped share from p
 
 
 @dataclass(frozen=True)
 class MaskTrial(Check):
-    """A forward pass: y is x / (1 - p) or 0, as often as p says."""
+    """A forward pass: y is x / (1 - p), or 0 for a share of about p."""
 
     p: float = 0.5
 
     def drawn(self, rng: np.random.Generator) -> dict[str, Array]:
-        """A result as it may be: with a mask of NumPy's."""
+        """A valid result, with a mask drawn by NumPy."""
         scaled = self.expected["out"]
         return {"out": np.where(rng.random(scaled.shape) < self.p, 0, scaled)}
 
     def verify(self, result: Any) -> None:
-        """Raise Mismatch unless a share near p is dropped, and what stays is scaled."""
+        """Raise Mismatch unless a share near p is dropped, and the other elements are scaled."""
         scaled = self.expected["out"]
         y = result[0].numpy().astype(np.float64)
-        kept = (y != 0) | (scaled == 0)
-        wrong = kept & ~(np.abs(y - scaled) <= self.allowed["out"])  # a NaN is neither 0 nor near
+        is_kept = (y != 0) | (scaled == 0)
+        wrong = is_kept & ~(np.abs(y - scaled) <= self.allowed["out"])  # a NaN is neither 0 nor near
         if wrong.any():
             raise Mismatch(f"{self.name}: {wrong.sum()} of {y.size} elements are neither dropped nor scaled")
-        share, spread = 1 - kept.mean() if y.size else self.p, math.sqrt(self.p * (1 - self.p) / max(y.size, 1))
+        share, spread = 1 - is_kept.mean() if y.size else self.p, math.sqrt(self.p * (1 - self.p) / max(y.size, 1))
         if abs(share - self.p) > SIGMAS * spread:
             raise Mismatch(f"{self.name}: {share:.4f} are dropped, expected {self.p} within {SIGMAS * spread:.4f}")
         self._check_memory()
@@ -79,20 +79,20 @@ class MaskTrial(Check):
 
 @dataclass(frozen=True)
 class SeedTrial(Check):
-    """A state, and another from the same seed: masks drawn from both are the same.
+    """A state, and another one with the same seed, which must draw the same masks.
 
-    Their bytes need not be: cuDNN's states have gaps that nobody writes.
+    Their bytes may differ: cuDNN's states have gaps that are never written.
     """
 
     same: Any = None
 
     def renew(self, result: Any = None) -> None:
-        """Poison the state, and seed the other anew, from which `check` has drawn."""
+        """Poison the state, and initialize the other one again, because `verify` has drawn from it."""
         super().renew(result)
         run(DropoutStatesRequest(self.same.device, SEED, out=self.same))
 
     def verify(self, result: Any) -> None:
-        """Raise Mismatch unless the masks are the same, and nothing beside the state was written."""
+        """Raise Mismatch unless the masks are the same, and nothing around the state was written."""
         self._check_memory()
         x = result.device.array(np.ones(10_000, np.float32))
         for _ in range(2):
@@ -102,7 +102,7 @@ class SeedTrial(Check):
 
 
 def seeded(name: str, device: Device, _: np.random.Generator) -> Check:
-    """A fresh state, and another of the same seed."""
+    """A new state, and another one with the same seed."""
     memory = place(device, poison(U8, (states_bytes(device),)), gap=7, aligned=True)
     request = DropoutStatesRequest(device, SEED, out=memory.view)
     same: Tensor = run(DropoutStatesRequest(device, SEED))
@@ -110,7 +110,7 @@ def seeded(name: str, device: Device, _: np.random.Generator) -> Check:
 
 
 def check(form: Form, dtype: Dtype, backward: bool, name: str, device: Device, rng: np.random.Generator) -> Check:
-    """A pass with fresh operands and a fresh state."""
+    """A pass with fresh operands and a new state."""
     _, shape, order, gap, p, in_place = form
     states: Tensor = run(DropoutStatesRequest(device, int(rng.integers(1 << 40))))
     x = place(device, normal(rng, dtype, shape), order, gap)
@@ -128,14 +128,14 @@ def check(form: Form, dtype: Dtype, backward: bool, name: str, device: Device, r
 
 
 def bounds(request: DropoutRequest | DropoutBwdRequest, expected: Array) -> Results:
-    """A GPU holds p and so the scale in f32, whatever the dtype."""
+    """The allowed error: a GPU stores p in f32, and so the scale, whatever the dtype."""
     dtype = request.layout_of("out").dtype
     scale = 0.0 if by_numpy(request.device) else 2.0**-23 / (1 - request.p)
     return {"out": rounded((2 * unit(dtype) + scale) * np.abs(expected), expected, dtype)}
 
 
 def cases(row: Row) -> list[MadeCase]:
-    """Every form; of the state, one."""
+    """Every form; one case for the state."""
     dtype = row.dtypes[0]
     if row.op == "dropout_states":
         return [MadeCase(f"{dtype}-{FORMS[0][0]}", seeded, FORMS[0][0])]
@@ -144,30 +144,30 @@ def cases(row: Row) -> list[MadeCase]:
 
 
 # -- wrong results that every case must reject: see `dispatch/testing/mutations.py` --------------------
-FEW = 16  # elements, of which by chance all may stay
+FEW = 16  # elements: with fewer, all may be kept by chance
 
 
 def named(request: Any, result: Any) -> dict[str, Tensor]:
-    """The result alone: a reserve space and a state are the library's own."""
+    """Only the result: the contents of the reserve space and the state depend on the library."""
     if isinstance(request, DropoutRequest):
         return {"out": result[0]}
     return {"out": result} if isinstance(request, DropoutBwdRequest) else {}
 
 
 def nothing_dropped(request: Any) -> Results | None:
-    """Everything stays, and is scaled."""
+    """All elements are kept and scaled."""
     if not isinstance(request, (DropoutRequest, DropoutBwdRequest)) or not request.p:
         return None
-    given = request.x if isinstance(request, DropoutRequest) else request.dy
-    return {"out": np.asarray(given).astype(np.float64) / (1 - request.p)} if given.size >= FEW else None
+    source = request.x if isinstance(request, DropoutRequest) else request.dy
+    return {"out": np.asarray(source).astype(np.float64) / (1 - request.p)} if source.size >= FEW else None
 
 
 def everything_dropped(request: Any) -> Results | None:
-    """Nothing stays."""
+    """No elements are kept."""
     if not isinstance(request, (DropoutRequest, DropoutBwdRequest)):
         return None
-    given = request.x if isinstance(request, DropoutRequest) else request.dy
-    return {"out": np.zeros(given.shape)} if given.size >= FEW else None
+    source = request.x if isinstance(request, DropoutRequest) else request.dy
+    return {"out": np.zeros(source.shape)} if source.size >= FEW else None
 
 
 MUTATIONS = {"nothing dropped": nothing_dropped, "everything dropped": everything_dropped}

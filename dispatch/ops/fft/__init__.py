@@ -1,10 +1,10 @@
-"""Fast Fourier transforms, of complex and of real numbers, over any axes: `dft`, and `dispatch.fft` in NumPy's words.
-`callback_dft` is one with callbacks, `half_dft` one of 16 bits a part, `dct` and `dst` are cosine and sine transforms.
+"""Fast Fourier transforms of complex and real numbers over any axes: `dft`, and `dispatch.fft` with NumPy's functions.
+`callback_dft` has callbacks, `half_dft` transforms numbers of 16 bits, `dct` and `dst` are cosine and sine transforms.
 `roll` moves elements along axes.
 
-Carried out by cuFFT, or by NumPy on the host. The files: request (what may be asked), cufft (the plans), reference
-(what is right), rules, cases, callback (what is done with each element); and functions, the same functions as in
-`numpy.fft`, which users know as `dispatch.fft`.
+cuFFT computes them, or NumPy on the host. The files: request (the request classes), cufft (the plans), reference
+(the expected results), rules, cases, callback (the function for each element), and functions (the functions of
+`numpy.fft`, public as `dispatch.fft`).
 """
 
 from __future__ import annotations

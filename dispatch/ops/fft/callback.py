@@ -1,7 +1,7 @@
-"""Callback: what a transform does with each element as it is read, or as it is written, in CUDA C++ and in NumPy.
+"""Callback: a function that a transform applies to each element that it reads or writes, in CUDA C++ and in NumPy.
 
-`dispatch.fft.Callback`, and the ready ones among its methods. A callback holds no library's code: it is compiled with
-the plan of a request. This file calls nothing.
+It is public as `dispatch.fft.Callback`; some of its methods are predefined callbacks. A callback refers to no library:
+it is compiled with the plan of a request. This file calls no library.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
 
 __all__ = ["Callback", "Lines", "check_operand"]
 
-NOTHING: Any = ()  # dataclasses take no mapping for a default
-OF_KIND = ("real", "complex")  # words for the transform's own dtypes
+NOTHING: Any = ()  # dataclasses do not allow a mapping as a default
+OF_KIND = ("real", "complex")  # names for the transform's own dtypes
 CPP_WORDS = (
     "alignas alignof and asm auto bool break case catch char class const constexpr continue default delete do double"
     " else enum explicit export extern false float for friend goto if inline int long mutable namespace new not nullptr"
     " operator or private protected public register return short signed sizeof static struct switch template this"
     " throw true try typedef typeid typename union unsigned using virtual void volatile while xor"
 )
-MOST = WORDS // 2 - 1  # operands: numbers may have two words, and the tensor's address has one
+MOST = WORDS // 2 - 1  # operands: a number may have two words, and the tensor's address has one
 
 
 @dataclass(frozen=True)
 class Lines:
-    """A callback without its operands: what is compared of two."""
+    """A callback without its operands: the part that is compared between two callbacks."""
 
     code: str
     broadcast: tuple[str, ...]
@@ -54,23 +54,26 @@ class Callback:
     """Lines of CUDA C++ for each element that a transform reads (`load=`) or writes (`store=`), and the same in NumPy.
 
     Attributes:
-        code: the body of a function, such as "return x * window[i % n];". It finds `x`, the element: of a load as it is
-            in the operand, `Real` or `Complex`; of a store a number of the result, with its factor 1/n. `i` is its
-            number in C order in the operand, or in the result, whatever their strides; `at[k]` its place along axis k
-            of `rank`, of which each has `shape[k]`. `raw` is a load's element as it lies in memory. `Real` is float or
-            double, `Complex` has `.x`, `.y`, arithmetic, `conj`, `norm` and `abs`. It returns what is transformed (of
-            "r2c" a Real, else a Complex), or what is written.
+        code: the body of a function, such as "return x * window[i % n];". `x` is the element: for a load the element of
+            the operand, `Real` or `Complex`; for a store a number of the result, including its factor 1/n. `i` is the
+            element's index in C order in the operand, or in the result, whatever their strides; `at[k]` is its
+            coordinate along axis k of `rank` axes, which have `shape[k]` elements. `raw` is a load's element as stored
+            in memory. `Real` is float or double, `Complex` has `.x`, `.y`, arithmetic, `conj`, `norm` and `abs`. The
+            function returns the number to transform (for "r2c" a Real, else a Complex), or the number to write.
         numpy: the same for all elements at once: a function of arrays, which is called with those of x, raw, i, at,
-            shape and the operands that its parameters name. For the host, and for what is held against it.
-        operands: what the lines name: tensors on the device of the transform, or numbers. A tensor is a pointer to its
-            elements in C order, its dtype says to which; a Python int is an int or long long, a float a Real, a complex
-            number a Complex. A number is part of the plan: what changes from call to call is a tensor of shape ().
-        broadcast: tensors among these that broadcast to the operand's, or the result's, shape: the lines have the
-            element that belongs to theirs, `x * window` as in NumPy. These may have any strides.
-        dtype: of a store, what it writes; "real" or "complex" of the transform's precision. None for what `x` is.
+            shape and the operands that its parameters name. The host uses it, and tests of GPU results compare with it.
+        operands: the operands that the lines name: tensors on the device of the transform, or numbers. A tensor is a
+            pointer to its elements in C order, of its dtype; a Python int is an int or long long, a float a Real, a
+            complex number a Complex. A number is part of the plan: pass a value that changes between calls as a tensor
+            of shape ().
+        broadcast: names of operands, tensors that broadcast to the shape of the operand, or of the result: in the lines
+            such a name is the element at the same coordinates, so `x * window` works as in NumPy. They may have any
+            strides.
+        dtype: for a store, the dtype that it writes; "real" or "complex" of the transform's precision. None for the
+            dtype of `x`.
 
-    A child process of the host needs a function that pickles, which a lambda does not; one of a GPU has no use for it.
-    Raises BadRequest for names that C++ has, and for operands that are neither tensors nor numbers.
+    Child processes of the host need a function that pickles, which a lambda does not; those of a GPU do not use it.
+    Raises BadRequest for names that are reserved in C++, and for operands that are neither tensors nor numbers.
     """
 
     code: str
@@ -85,20 +88,22 @@ class Callback:
             raise BadRequest("code", shown(code), 'lines of CUDA C++, such as "return 2 * x;"')
         if not callable(self.numpy):
             raise BadRequest("numpy", shown(self.numpy), "a function of arrays, such as lambda x: 2 * x")
-        given: Any = {} if self.operands is NOTHING else self.operands
-        if not isinstance(given, Mapping):
-            raise BadRequest("operands", shown(given), "a mapping of names to tensors or numbers")
-        if len(given) > MOST:
-            raise BadRequest("operands", f"{len(given)} operands", f"{MOST} at most")
-        for name in given:
+        operands: Any = {} if self.operands is NOTHING else self.operands
+        if not isinstance(operands, Mapping):
+            raise BadRequest("operands", shown(operands), "a mapping of names to tensors or numbers")
+        if len(operands) > MOST:
+            raise BadRequest("operands", f"{len(operands)} operands", f"{MOST} at most")
+        for name in operands:
             _check_name(name)
         broadcast: Any = self.broadcast
         broadcast = (broadcast,) if isinstance(broadcast, str) else tuple(broadcast)
         for name in broadcast:
-            if name not in given:
-                raise BadRequest("broadcast", shown(name), f"names of operands: {', '.join(given) or 'there are none'}")
-        numbers = {name: one.item() for name, one in given.items() if isinstance(one, np.generic)}
-        object.__setattr__(self, "operands", {**given, **numbers})
+            if name not in operands:
+                raise BadRequest(
+                    "broadcast", shown(name), f"names of operands: {', '.join(operands) or 'there are none'}"
+                )
+        numbers = {name: one.item() for name, one in operands.items() if isinstance(one, np.generic)}
+        object.__setattr__(self, "operands", {**operands, **numbers})
         object.__setattr__(self, "broadcast", broadcast)
         if self.dtype not in (None, *OF_KIND):
             dtype = check_dtype("dtype", self.dtype)
@@ -107,14 +112,14 @@ class Callback:
             object.__setattr__(self, "dtype", dtype)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The fields; a function that does not pickle stays behind."""
+        """The fields; a function that does not pickle is left out."""
         return state_of(self)
 
     def __repr__(self) -> str:
-        """Its lines and its operands, of tensors without their elements."""
-        named = [f"{name}={getattr(one, 'layout', None) or shown(one)}" for name, one in self.operands.items()]
-        said = [] if self.dtype is None else [f"dtype={self.dtype}"]
-        return f"Callback({', '.join([repr(self.code), *named, *said])})"
+        """Its lines and its operands; tensors without their elements."""
+        operands = [f"{name}={getattr(one, 'layout', None) or shown(one)}" for name, one in self.operands.items()]
+        dtype = [] if self.dtype is None else [f"dtype={self.dtype}"]
+        return f"Callback({', '.join([repr(self.code), *operands, *dtype])})"
 
     def flat(self, side: str) -> tuple[Lines, dict[str, Any]]:
         """Its lines, and its operands by their names in a request."""
@@ -126,37 +131,37 @@ class Callback:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Those of the operands."""
+        """The operands that are tensors."""
         return {name: one for name, one in self.operands.items() if isinstance(one, Tensor)}
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """All that a plan depends on, but for the layouts of the tensors."""
+        """Everything that a plan depends on, except the layouts of the tensors."""
         numbers = ((n, None if isinstance(one, Tensor) else (type(one), repr(one))) for n, one in self.operands.items())
         return self.code, tuple(numbers), self.broadcast, self.dtype
 
     def __call__(self, x: Array, raw: Array, work: np.dtype[Any]) -> Any:
-        """The elements of an array as NumPy makes them, in a working dtype; `raw` is as memory has it."""
-        there: dict[str, Any] = {"x": x, "raw": raw, "shape": raw.shape}
-        wanted = inspect.signature(self.numpy).parameters
-        if "i" in wanted:
-            there["i"] = np.arange(raw.size).reshape(raw.shape)
-        if "at" in wanted:
-            there["at"] = np.indices(raw.shape, sparse=True)
-        there |= {name: _array(one, work) for name, one in self.operands.items()}
-        unknown = [name for name, one in wanted.items() if name not in there and one.default is one.empty]
+        """The elements of an array, computed by NumPy in a working dtype; `raw` is the array as stored in memory."""
+        arguments: dict[str, Any] = {"x": x, "raw": raw, "shape": raw.shape}
+        parameters = inspect.signature(self.numpy).parameters
+        if "i" in parameters:
+            arguments["i"] = np.arange(raw.size).reshape(raw.shape)
+        if "at" in parameters:
+            arguments["at"] = np.indices(raw.shape, sparse=True)
+        arguments |= {name: _array(one, work) for name, one in self.operands.items()}
+        unknown = [name for name, one in parameters.items() if name not in arguments and one.default is one.empty]
         if unknown:
-            known = dict.fromkeys(("x", "raw", "i", "at", "shape", *there))
-            raise BadRequest("numpy", f"parameters {unknown}", f"some of {', '.join(known)}")
-        found = self.numpy(**{name: there[name] for name in wanted if name in there})
-        if found is None:
+            names = dict.fromkeys(("x", "raw", "i", "at", "shape", *arguments))
+            raise BadRequest("numpy", f"parameters {unknown}", f"some of {', '.join(names)}")
+        elements = self.numpy(**{name: arguments[name] for name in parameters if name in arguments})
+        if elements is None:
             raise BadRequest("numpy", "a function that returns nothing", "one that returns the elements")
-        return found
+        return elements
 
-    # -- ready ones -----------------------------------------------------------------------------------------------
+    # -- predefined callbacks -------------------------------------------------------------------------------------
     @classmethod
     def window(cls, window: Any) -> Callback:
-        """x · window, of real numbers that broadcast to x."""
+        """x · window, for real numbers that broadcast to x."""
         return cls("return x * window;", _windowed, {"window": window}, ("window",))
 
     @classmethod
@@ -172,32 +177,32 @@ class Callback:
 
     @classmethod
     def real(cls) -> Callback:
-        """Of a store: the real parts."""
+        """For a store: the real parts."""
         return cls("return real(x);", _real_parts, dtype="real")
 
     @classmethod
     def magnitude(cls) -> Callback:
-        """Of a store: the magnitudes."""
+        """For a store: the magnitudes."""
         return cls("return abs(x);", _magnitudes, dtype="real")
 
     @classmethod
     def from_u8(cls, factor: float = 1 / 255) -> Callback:
-        """Of a load: whole numbers of an operand of u8 (or of any), times a factor; `precision` says in which dtype."""
+        """For a load: integers of an operand of u8 (or any other dtype), times a factor; `precision` sets the dtype."""
         check_number("factor", factor)
         return cls("return Real(raw) * factor;", _scaled, {"factor": float(factor)})
 
     @classmethod
     def from_i16(cls, factor: float = 1 / 32768) -> Callback:
-        """Of a load: samples of 16 bits with a sign, times a factor, of an operand that has their bits as an f16's.
+        """For a load: signed samples of 16 bits, times a factor; the operand has their bits with dtype f16.
 
-        There are no tensors of i16: `dev.array(samples.view("f2"))` has the memory of an array of them.
+        There are no tensors of i16: `dev.array(samples.view("f2"))` has the same bytes as an i16 array.
         """
         check_number("factor", factor)
         code = "return Real(short(raw)) * factor;"
         return cls(code, _samples, {"factor": float(factor)})
 
 
-# Named functions, which pickle: requests go to child processes.
+# Named functions, because they pickle: requests go to child processes.
 def _windowed(x: Array, window: Array) -> Any:
     return x * window
 
@@ -236,7 +241,7 @@ def _check_name(name: object) -> None:
 
 
 def _array(operand: Any, work: np.dtype[Any]) -> Any:
-    """An operand as NumPy has it: whole numbers as they are, others in the working dtype."""
+    """An operand as a NumPy array or number: integers unchanged, others in the working dtype."""
     if not isinstance(operand, Tensor):
         return operand
     array = np.asarray(operand)
@@ -246,11 +251,11 @@ def _array(operand: Any, work: np.dtype[Any]) -> Any:
 
 
 def check_operand(place: str, operand: Any) -> None:
-    """BadRequest for what is neither a tensor nor a number."""
+    """BadRequest if the operand is neither a tensor nor a number."""
     if isinstance(operand, Tensor):
         if operand.dtype not in NUMBERS:
-            known = ", ".join(map(str, NUMBERS))
-            raise BadRequest(place, str(operand.layout), f"a tensor of one of {known}")
+            dtypes = ", ".join(map(str, NUMBERS))
+            raise BadRequest(place, str(operand.layout), f"a tensor of one of {dtypes}")
         return
     if isinstance(operand, NO_NUMBERS) or not isinstance(operand, (int, float, complex)):
         raise BadRequest(place, shown(operand), "a Tensor, or a number", "use dev.array(x)")

@@ -1,7 +1,8 @@
-"""`callback_dft`: what its executor remembers of a call of the same layouts, lines and numbers, or a request.
+"""`callback_dft`: its call cache for calls with the same layouts, lines and numbers; other calls make a request.
 
-The operands of callbacks lie in these, which are made anew for each call as a rule: for the way of remembered calls a
-callback is its lines, which are compared, and a mapping of its operands by their names in the request.
+The operands of callbacks are fields of the Callback objects, and most callers make new ones for each call. The call
+cache therefore represents a callback by its lines, which it compares, and a mapping of its operands by their names in
+the request.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ NAMES = ("a", "kind", "s", "axes", "load", "load_operands", "store", "store_oper
 
 
 def _request(load: Lines | None, store: Lines | None, **values: Any) -> CallbackDftRequest:
-    """The request of a call on a GPU, which has no use for NumPy's side of a callback."""
+    """The request of a call on a GPU, where NumPy's function of a callback is not used."""
     sides: dict[str, Any] = {}
     for side, lines in (("load", load), ("store", store)):
         operands = values.pop(f"{side}_operands")
         if lines is not None:
-            named = {name.removeprefix(f"{side}."): one for name, one in operands.items()}
-            sides[side] = Callback(lines.code, unnamed, named, lines.broadcast, lines.dtype)
+            callback_operands = {name.removeprefix(f"{side}."): one for name, one in operands.items()}
+            sides[side] = Callback(lines.code, unnamed, callback_operands, lines.broadcast, lines.dtype)
     return CallbackDftRequest(**values, **sides)
 
 
 def _is_on_gpu(a: Any) -> bool:
-    """Whether it is on a GPU, whose requests have no use for NumPy's side of a callback."""
+    """Whether it is on a GPU, where NumPy's function of a callback is not used."""
     if type(a) is Tensor:
         return not a.layout.device.is_host
     framework = framework_of(type(a))
@@ -71,8 +72,10 @@ def _callback_dft(
     if None in sides or not _is_on_gpu(a):
         choices: dict[str, Any] = {"inverse": inverse, "norm": norm, "precision": precision, "out": out}
         return run(CallbackDftRequest(a, kind, s, axes, load=load, store=store, **choices))
-    (first, given), (second, wanted) = sides  # type: ignore[misc]  # there are both
-    return _calls(a, kind, s, axes, first, given, second, wanted, inverse, norm, precision, out)
+    (load_lines, load_operands), (store_lines, store_operands) = sides  # type: ignore[misc]  # both exist
+    return _calls(
+        a, kind, s, axes, load_lines, load_operands, store_lines, store_operands, inverse, norm, precision, out
+    )
 
 
 callback_dft = request_function(CallbackDftRequest, "callback_dft", _callback_dft)

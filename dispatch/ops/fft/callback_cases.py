@@ -1,4 +1,4 @@
-"""The cases of transforms with callbacks: layouts as in cases.py, each with lines that tell where an element is."""
+"""The cases of transforms with callbacks: layouts as in cases.py, each with lines that depend on the coordinates."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["CALLBACK_MUTATIONS", "callback_cases"]
 
 
 class CallbackForm(NamedTuple):
-    """What is transformed, how it lies, and by which callbacks, by their names in `CALLBACKS`."""
+    """The operand of a transform, its layout, and its callbacks, by their names in `CALLBACKS`."""
 
     name: str
     shape: tuple[int, ...]
@@ -41,8 +41,8 @@ class CallbackForm(NamedTuple):
     gap: int = 0
     out: tuple[tuple[int, ...] | None, int] | None = None
     in_place: bool = False
-    stored: Dtype | None = None  # a's dtype, where it is none of the transform's
-    step: int = 0  # from one line of a to the next, where they overlap
+    stored: Dtype | None = None  # a's dtype, if it is not one of the transform's
+    step: int = 0  # stride from one line of a to the next, where lines overlap
 
 
 # fmt: off
@@ -73,18 +73,18 @@ FORMS = (
 )
 # fmt: on
 CHOICES = [(inverse, norm) for norm in DftNorm for inverse in (False, True)]
-ONLY_REAL = 2  # points along the last axis, whose spectrum has no element of which the imaginary part counts
+ONLY_REAL = 2  # points along the last axis, for which every imaginary part of the spectrum is ignored
 OF_COMPLEX = ("multiply", "real", "magnitude")
 
 
 def callback(name: str, shape: tuple[int, ...], dtype: Dtype, real: Dtype, device: Device, rng: Any) -> Callback | None:
-    """A callback over elements of a dtype and a shape, with operands between 1/2 and 3/2 in size."""
+    """A callback over elements of a dtype and a shape, with operands between 1/2 and 3/2 in magnitude."""
     if not name:
         return None
 
     def near_one(of: Dtype, extents: tuple[int, ...]) -> Tensor:
-        made = rng.uniform(0.5, 1.5, extents) * (np.exp(2j * np.pi * rng.random(extents)) if of.is_complex else 1)
-        tensor: Tensor = device.array(made.astype(of.numpy))
+        values = rng.uniform(0.5, 1.5, extents) * (np.exp(2j * np.pi * rng.random(extents)) if of.is_complex else 1)
+        tensor: Tensor = device.array(values.astype(of.numpy))
         return tensor
 
     if name == "window":
@@ -143,12 +143,12 @@ def check(form: CallbackForm, number: Dtype, found: Dtype, choice: Any, name: st
 
 
 def _dropped(request: CallbackDftRequest) -> Any:
-    """What a transform to real numbers drops: what it would give of i times what is loaded."""
+    """The part that a transform to real numbers drops: its result for i times the loaded elements."""
     load: Any = request.load
     if load is None:
         return None
 
-    @wraps(load.numpy)  # whose parameters say what it is called with
+    @wraps(load.numpy)  # the parameters say which arguments it is called with
     def turned(*given: Any, **named: Any) -> Any:
         return 1j * load.numpy(*given, **named)
 
@@ -156,17 +156,17 @@ def _dropped(request: CallbackDftRequest) -> Any:
 
 
 def _place_operand(form: CallbackForm, values: Any, device: Device) -> GuardedBuffer:
-    made = place(device, values, form.order, form.gap)
+    buffer = place(device, values, form.order, form.gap)
     if not form.step:
-        return made
-    view = made.view
-    return replace(made, view=view.strided(view.shape, (*view.element_strides[:-2], form.step, 1)))
+        return buffer
+    view = buffer.view
+    return replace(buffer, view=view.strided(view.shape, (*view.element_strides[:-2], form.step, 1)))
 
 
 def callback_cases(row: Row) -> list[MadeCase]:
-    """Every form that a row's numbers have, in turn with the directions and norms."""
+    """All forms for the dtypes of a row; directions and norms alternate."""
     number, found = row.dtypes
-    made = []
+    cases = []
     for place_of, form in enumerate(FORMS):
         is_whole = number.is_complex and found.is_complex
         if (form.in_place and not is_whole) or (form.axes == () and not is_whole):
@@ -174,31 +174,31 @@ def callback_cases(row: Row) -> list[MadeCase]:
         if (form.load in OF_COMPLEX and not number.is_complex) or (form.store in OF_COMPLEX and not found.is_complex):
             continue
         choice = CHOICES[place_of % len(CHOICES)]
-        made.append(MadeCase(f"{number}-{found}-{form.name}", partial(check, form, number, found, choice), form.name))
-    return made
+        cases.append(MadeCase(f"{number}-{found}-{form.name}", partial(check, form, number, found, choice), form.name))
+    return cases
 
 
 # -- wrong results that every case must reject ---------------------------------------------------------------------
-MANY = 12  # elements, of which some show it
+MANY = 12  # elements; fewer may not show the mutation
 
 
 def without(side: str) -> Mutation:
-    """As if there were no such callback."""
+    """The result without this callback."""
 
     def mutation(request: Any) -> Results | None:
         callback = getattr(request, side, None) if isinstance(request, CallbackDftRequest) else None
         if callback is None or request.a.size < MANY:
             return None
-        if callback.dtype is not None:  # what is written would be of another dtype
+        if callback.dtype is not None:  # the result would have another dtype
             return {"out": 2 * evaluate(request, EXACT)["out"]}
-        with np.errstate(invalid="ignore"):  # the bits of samples may be a NaN's
+        with np.errstate(invalid="ignore"):  # the bits of samples may be a NaN
             return evaluate(replace(request, **{side: None}), EXACT)
 
     return mutation
 
 
 def turned(side: str) -> Mutation:
-    """The operands of a callback moved by one: as if it were told of the next element."""
+    """The result with the operands of a callback rotated by one element."""
 
     def mutation(request: Any) -> Results | None:
         callback = getattr(request, side, None) if isinstance(request, CallbackDftRequest) else None

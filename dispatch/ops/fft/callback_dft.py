@@ -1,7 +1,7 @@
-"""CallbackDftRequest: a Fourier transform that reads and writes its elements through callbacks; and by NumPy.
+"""CallbackDftRequest: a Fourier transform that reads and writes its elements through callbacks; also with NumPy.
 
-`dispatch.fft`'s functions make one where they are given `load=` or `store=`. Making one validates it, as far as NumPy
-can: CUDA C++ is compiled with the plan.
+`dispatch.fft`'s functions make one if they get `load=` or `store=`. Making one validates it, except for the CUDA C++,
+which is compiled with the plan.
 """
 
 from __future__ import annotations
@@ -39,25 +39,26 @@ COMPLEX = {F32: C64, F64: C128}
 
 @dataclass(frozen=True, eq=False)
 class CallbackDftRequest(TransformRequest["Tensor"]):
-    """`dft` whose elements are read through one callback and written through another: no pass of their own.
+    """`dft` whose elements are read through one callback and written through another, without an extra pass.
 
     Attributes:
-        a: any shape and any strides; c64, c128, f32, f64, f16, bf16, whole numbers or bool. Where `a` is filled up the
-            callback is not asked: there are zeros. Of C2R half a spectrum: imaginary parts that no spectrum of real
-            numbers has do not count, behind the callback.
-        load: what becomes of each element of `a` before; None for nothing.
-        store: what becomes of each number of the result, its factor 1/n in it; None for nothing.
-        precision: what is computed in, "f32" or "f64"; None for f32 of c64, f32, f16 and bf16, else f64, as NumPy.
-        out: of the shape of `dft`'s and the dtype that `store` says, else the precision's: complex, of C2R real. C2C
-            may be into `a` itself.
+        a: any shape and any strides; c64, c128, f32, f64, f16, bf16, whole numbers or bool. The callback is not called
+            for padding: it is zeros. For C2R half a spectrum: imaginary parts that no spectrum of real numbers has are
+            ignored, after the callback.
+        load: the function of each element of `a` before the transform; None for none.
+        store: the function of each number of the result, including its factor 1/n; None for none.
+        precision: the precision of the computation, "f32" or "f64"; None for f32 with c64, f32, f16 and bf16, else f64,
+            as in NumPy.
+        out: of the shape of `dft`'s and the dtype that `store` writes, else that of the precision: complex, for C2R
+            real. C2C may write to `a` itself.
 
     Operands of callbacks are operands of the request, by the names "load.window" or "store.scale": they are on the
-    device of `a`, none overlaps `out`, and they may be others in each call. What a callback reads beyond its operands'
-    elements nobody sees to. cuFFT calls them in any order, once for each element.
+    device of `a`, none overlaps `out`, and they may change in each call. Reads of a callback beyond its operands'
+    elements are not checked. cuFFT calls the callbacks in any order, once for each element.
     """
 
     op: ClassVar[str] = "callback_dft"
-    unpacked: ClassVar[Unpacked | None] = Unpacked(several=("load_operands", "store_operands"))  # of callback_calls.py
+    unpacked: ClassVar[Unpacked | None] = Unpacked(several=("load_operands", "store_operands"))  # see callback_calls.py
     in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset({("out", "a")})
     a: Tensor
     kind: DftKind | str = DftKind.C2C
@@ -73,20 +74,20 @@ class CallbackDftRequest(TransformRequest["Tensor"]):
 
     @cached_property
     def reads(self) -> tuple[str, ...]:
-        found = ["a"]
+        names = ["a"]
         for side in SIDES:
             callback: Any = getattr(self, side)
             if isinstance(callback, Callback):
-                found += [f"{side}.{name}" for name in callback.tensors]
-        return tuple(found)
+                names += [f"{side}.{name}" for name in callback.tensors]
+        return tuple(names)
 
     def __getattr__(self, name: str) -> Any:
         """An operand of a callback by its name in `reads`."""
-        side, dot, own = name.partition(".")
+        side, dot, operand = name.partition(".")
         callback = self.__dict__.get(side) if dot else None
-        if callback is None or own not in callback.operands:
+        if callback is None or operand not in callback.operands:
             raise AttributeError(name)
-        return callback.operands[own]
+        return callback.operands[operand]
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -94,7 +95,7 @@ class CallbackDftRequest(TransformRequest["Tensor"]):
 
     @classmethod
     def plain_reads(cls) -> tuple[str, ...] | None:
-        """None: what a call reads, its callbacks say."""
+        """None: the operands depend on the callbacks."""
         return None
 
     @property
@@ -135,30 +136,30 @@ class CallbackDftRequest(TransformRequest["Tensor"]):
     # -- what follows from the fields -----------------------------------------------------------------------------
     @cached_property
     def real(self) -> Dtype:
-        """What is computed in: f32 or f64."""
+        """The precision of the computation: f32 or f64."""
         if self.precision is not None:
             return check_dtype("precision", self.precision)
         return F32 if self.a.dtype in (C64, F32, F16, BF16) else F64
 
     @property
     def number(self) -> Dtype:
-        """The dtype of what is transformed."""
+        """The dtype of the numbers that are transformed."""
         return self.real if self.kind == DftKind.R2C else COMPLEX[self.real]
 
     @property
     def found(self) -> Dtype:
-        """The dtype of what the transform makes."""
+        """The dtype of the transform's result."""
         return self.real if self.kind == DftKind.C2R else COMPLEX[self.real]
 
     @property
     def dtypes(self) -> tuple[Dtype | None, ...]:
-        """What rows are matched with: what is transformed, and what that makes."""
+        """The dtypes for the choice of a row: the transform's input and output."""
         return self.number, self.found
 
     def outputs(self) -> dict[str, Output]:
-        said: Any = None if self.store is None else self.store.dtype
-        words = {"real": self.real, "complex": COMPLEX[self.real], None: self.found}
-        return {"out": dense(self.made, words.get(said, said))}
+        dtype: Any = None if self.store is None else self.store.dtype
+        dtypes = {"real": self.real, "complex": COMPLEX[self.real], None: self.found}
+        return {"out": dense(self.made, dtypes.get(dtype, dtype))}
 
     def attributes(self) -> tuple[Any, ...]:
         keys = (None if one is None else one.key for one in (self.load, self.store))
@@ -171,34 +172,38 @@ class CallbackDftRequest(TransformRequest["Tensor"]):
         return NamedArguments((*self.reads, *self.writes), in_place=self.in_place)
 
     def replace(self, **operands: Tensor) -> Self:
-        known, own = {one.name for one in fields(self)}, dict(operands)
+        names, values = {one.name for one in fields(self)}, dict(operands)
         for side in SIDES:
-            named = {name: own.pop(name) for name in operands if name.startswith(f"{side}.")}
+            named = {name: values.pop(name) for name in operands if name.startswith(f"{side}.")}
             for name in named:
                 if name not in self.reads:
                     refuse_operand(name, (*self.reads, *self.writes))
             if named:
                 callback: Callback = getattr(self, side)
                 others = {name.partition(".")[2]: tensor for name, tensor in named.items()}
-                own[side] = replace(callback, operands={**callback.operands, **others})  # type: ignore[assignment]
-        for name in own:
-            if name not in known:
+                values[side] = replace(callback, operands={**callback.operands, **others})  # type: ignore[assignment]
+        for name in values:
+            if name not in names:
                 refuse_operand(name, (*self.reads, *self.writes))
-        return replace(self, **own)  # type: ignore[arg-type]
+        return replace(self, **values)  # type: ignore[arg-type]
 
 
 def _check_broadcast(place: str, operand: Any, shape: tuple[int, ...]) -> None:
-    there = getattr(operand, "shape", ())
-    ends = zip(reversed(there), reversed(shape), strict=False)
-    if not hasattr(operand, "layout") or len(there) > len(shape) or any(one not in (1, other) for one, other in ends):
-        given = str(operand.layout) if hasattr(operand, "layout") else shown(operand)
-        raise BadRequest(place, given, f"a tensor of a shape that broadcasts to {list(shape)}")
+    operand_shape = getattr(operand, "shape", ())
+    ends = zip(reversed(operand_shape), reversed(shape), strict=False)
+    if (
+        not hasattr(operand, "layout")
+        or len(operand_shape) > len(shape)
+        or any(one not in (1, other) for one, other in ends)
+    ):
+        actual = str(operand.layout) if hasattr(operand, "layout") else shown(operand)
+        raise BadRequest(place, actual, f"a tensor of a shape that broadcasts to {list(shape)}")
 
 
 # -- NumPy ------------------------------------------------------------------------------------------------------------
 def evaluate(request: CallbackDftRequest, work: np.dtype[Any]) -> Results:
     """The output by name, computed in a working dtype."""
-    del work  # of rows, which have none of their own: the precision is the request's
+    del work  # from the row; the request has its own precision
     return {"out": _through(request, work_of(request.real))}
 
 
@@ -209,34 +214,34 @@ def exact(request: CallbackDftRequest, work: np.dtype[Any]) -> Results:
 
 
 def _through(request: CallbackDftRequest, work: np.dtype[Any]) -> Array:
-    """The operand through the first callback, the transform and the second one."""
+    """The operand after the first callback, the transform and the second callback."""
     raw = np.asarray(request.a)
     spectrum = np.result_type(work, np.complex64)
-    with np.errstate(invalid="ignore"):  # bits of other numbers may be a NaN's
+    with np.errstate(invalid="ignore"):  # the bits of other numbers may be a NaN
         a = raw.astype(spectrum if raw.dtype.kind == "c" else work)
     if raw.dtype.kind not in "fciub" or raw.dtype.itemsize == 2:
         raw = raw.view(np.uint16)
     if request.load is not None:
-        made = _of(request.load, "load", a, raw, work)
-        if request.kind == DftKind.R2C and made.dtype.kind == "c":
+        elements = _of(request.load, "load", a, raw, work)
+        if request.kind == DftKind.R2C and elements.dtype.kind == "c":
             raise BadRequest("load", "complex numbers from its NumPy counterpart", "real ones, for R2C")
-        a = made.astype(spectrum if made.dtype.kind == "c" else work)
-    found = transformed(a, request, work)
+        a = elements.astype(spectrum if elements.dtype.kind == "c" else work)
+    result = transformed(a, request, work)
     if request.store is None:
-        return found
-    made = _of(request.store, "store", found, found, work)
-    if made.dtype.kind == "c" and not request.outputs()["out"].dtype.is_complex:
+        return result
+    elements = _of(request.store, "store", result, result, work)
+    if elements.dtype.kind == "c" and not request.outputs()["out"].dtype.is_complex:
         wanted = request.outputs()["out"].dtype
         raise BadRequest("store", "complex numbers from its NumPy counterpart", f"{wanted}, which it writes", "dtype=")
-    return made
+    return elements
 
 
 def _of(callback: Callback, side: str, x: Array, raw: Array, work: np.dtype[Any]) -> Array:
-    made = np.asarray(callback(x, raw, work))
-    if made.shape not in (x.shape, ()):
-        what = f"shape {list(made.shape)} from its NumPy counterpart"
+    elements = np.asarray(callback(x, raw, work))
+    if elements.shape not in (x.shape, ()):
+        what = f"shape {list(elements.shape)} from its NumPy counterpart"
         raise BadRequest(side, what, f"{list(x.shape)}, that of x")
-    return np.broadcast_to(made, x.shape)
+    return np.broadcast_to(elements, x.shape)
 
 
 def numpy_callback_dft(request: CallbackDftRequest, executor: object, row: Row) -> NumpyPlan:

@@ -1,4 +1,4 @@
-"""The cases of the rows of Fourier transforms, how far a result may be off, and wrong results that each must reject."""
+"""The cases of the rows of Fourier transforms, their error bounds, and wrong results that each case must reject."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ __all__ = ["MUTATIONS", "Form", "cases", "check"]
 
 
 class Form(NamedTuple):
-    """What is transformed: `points` along `axes`, and how both operands lie in memory."""
+    """The operand of a transform, with `points` along `axes`, and the memory layouts of both operands."""
 
     name: str
     shape: tuple[int, ...]
     axes: tuple[int, ...] | None = None
     points: tuple[int, ...] | None = None
-    order: tuple[int, ...] | None = None  # of a's axes in memory
-    gap: int = 0  # elements behind each axis of a
-    out: tuple[tuple[int, ...] | None, int] | None = None  # the same of out; None where it is left to be allocated
+    order: tuple[int, ...] | None = None  # the order of a's axes in memory
+    gap: int = 0  # elements after each axis of a
+    out: tuple[tuple[int, ...] | None, int] | None = None  # the same for out; None to have it allocated
     in_place: bool = False
     reversed_axis: int | None = None
-    repeated: int = 0  # how often a is there, in one memory, along a first axis
-    factors: tuple[int, ...] | None = None  # their shape; negative extents are a's own
+    repeated: int = 0  # a is repeated this many times in the same memory, along a new first axis
+    factors: tuple[int, ...] | None = None  # their shape; a negative extent means that of a
     complex_factors: bool = False
-    step: int = 0  # from one line of a to the next, where they overlap
+    step: int = 0  # stride from one line of a to the next, where lines overlap
 
 
 # fmt: off
@@ -116,7 +116,7 @@ OTHERS = {
     "dct": cosine_cases,
     "dst": cosine_cases,
 }
-FEW = 4  # forms of dtypes that are only converted
+FEW = 4  # forms for dtypes that are only converted
 
 
 def check(form: Form, dtype: Dtype, kind: DftKind, choice: Any, name: str, device: Device, rng: Any) -> Check:
@@ -138,35 +138,35 @@ def check(form: Form, dtype: Dtype, kind: DftKind, choice: Any, name: str, devic
 
 
 def factors_of(form: Form, kind: DftKind, request: DftRequest, rng: Any) -> Array:
-    """Numbers of the precision of the result; complex ones where there may be such."""
-    own = request.a.shape[request.a.ndim - len(form.factors or ()) :]
-    shape = tuple(extent if one < 0 else one for one, extent in zip(form.factors or (), own, strict=True))
+    """Numbers of the precision of the result; complex where allowed."""
+    extents = request.a.shape[request.a.ndim - len(form.factors or ()) :]
+    shape = tuple(extent if one < 0 else one for one, extent in zip(form.factors or (), extents, strict=True))
     is_complex = form.complex_factors and kind is not DftKind.R2C
     return drawn(rng, COMPUTED[request.outputs()["out"].dtype][is_complex], shape)
 
 
 def _place_operand(form: Form, values: Array, device: Device) -> GuardedBuffer:
-    made = place(device, values, form.order, form.gap)
+    buffer = place(device, values, form.order, form.gap)
     if form.reversed_axis is not None:
-        there = [slice(None)] * values.ndim
-        there[form.reversed_axis] = slice(None, None, -1)
-        return replace(made, view=made.view[tuple(there)])
+        index = [slice(None)] * values.ndim
+        index[form.reversed_axis] = slice(None, None, -1)
+        return replace(buffer, view=buffer.view[tuple(index)])
     if form.repeated:
-        view = made.view
+        view = buffer.view
         shape, strides = (form.repeated, *view.shape), (0, *view.layout.strides)
-        return replace(made, view=Tensor(view.storage, view.ptr, device.layout(view.dtype, shape, strides, view.ptr)))
+        return replace(buffer, view=Tensor(view.storage, view.ptr, device.layout(view.dtype, shape, strides, view.ptr)))
     if form.step:
-        view = made.view
-        return replace(made, view=view.strided(view.shape, (*view.element_strides[:-2], form.step, 1)))
-    return made
+        view = buffer.view
+        return replace(buffer, view=view.strided(view.shape, (*view.element_strides[:-2], form.step, 1)))
+    return buffer
 
 
 def cases(row: Row) -> list[MadeCase]:
-    """Every form in turn with the directions and norms, and the plain ones with all of them, for each kind of a row."""
+    """All forms for each kind of a row; the plain ones with all directions and norms, the others alternate them."""
     if row.op in OTHERS:
         return OTHERS[row.op](row)
     dtype, result = row.dtypes
-    found = []
+    cases = []
     for kind in DftKind:
         if (kind is DftKind.C2R) == result.is_complex or (kind is DftKind.R2C and dtype.is_complex):
             continue
@@ -181,55 +181,55 @@ def cases(row: Row) -> list[MadeCase]:
             for inverse, norm in choices:
                 word = "inverse" if inverse else "forward"
                 name = f"{dtype}-{kind.name}-{form.name}-{word}-{norm.name}"
-                made = partial(check, form, dtype, kind, (inverse, norm))
-                found.append(MadeCase(name, made, form.name))
-    return found
+                run = partial(check, form, dtype, kind, (inverse, norm))
+                cases.append(MadeCase(name, run, form.name))
+    return cases
 
 
 # -- wrong results that every case must reject: see `dispatch/testing/mutations.py` --------------------
-MANY = 16  # elements of an operand, of which some show it
+MANY = 16  # elements of an operand; fewer may not show the mutation
 SEVERAL = 2
 
 
 def other_axis(request: DftRequest) -> Results | None:
-    """All axes but the first one."""
+    """The transform without its first axis."""
     axes, points = request.transformed, request.points
     if sum(n > 1 for n in points) < SEVERAL or request.a.size < MANY or points[0] == 1:
         return None
     if request.a.shape[axes[0]] != points[0]:
-        return None  # the shape would be another
+        return None  # the shape would differ
     return altered(evaluate, request, axes=axes[1:], s=points[1:])
 
 
 def is_turned(request: DftRequest) -> bool:
-    """Whether the sign of the exponent shows: real numbers have a spectrum like its mirror image."""
+    """Whether the sign of the exponent matters: it does not for real numbers with a symmetric spectrum."""
     return request.a.size >= MANY and (request.kind != DftKind.C2R or request.a.dtype.is_complex)
 
 
 def opposite(request: DftRequest) -> Results | None:
-    """The other sign of the exponent, with the factor of this one."""
-    if not is_turned(request) or max(request.points, default=1) <= SEVERAL:  # whose signs are one
+    """The other sign of the exponent, with this direction's factor."""
+    if not is_turned(request) or max(request.points, default=1) <= SEVERAL:  # both signs give the same result
         return None
-    made = altered(evaluate, request, inverse=not request.inverse, norm="ortho")
+    results = altered(evaluate, request, inverse=not request.inverse, norm="ortho")
     share = request.factor * np.sqrt(float(np.prod([float(n) for n in request.points])))
-    return {"out": made["out"] * share}
+    return {"out": results["out"] * share}
 
 
 def of_a(change: Callable[[Array], Array | None]) -> Mutation:
-    """The mutation that changes the operand, where each of its elements has memory of its own."""
+    """The mutation that changes the operand, if each of its elements has its own memory."""
     mutation = of_operand(evaluate, "a", change)
     return lambda request: None if request.a.layout.meets_itself else mutation(request)
 
 
 def without_factors(request: DftRequest) -> Results | None:
-    """As if there were none."""
+    """The result without the factors."""
     if request.factors is None or request.a.size < MANY:
         return None
     return evaluate(replace(request, factors=None), np.dtype(np.float64))
 
 
 def of_dft(mutation: Mutation) -> Mutation:
-    """The mutation of transforms alone."""
+    """The mutation for transforms alone."""
     return lambda request: mutation(request) if isinstance(request, DftRequest) else None
 
 

@@ -1,4 +1,4 @@
-"""Discrete cosine and sine transforms of types 1 to 4: their requests, and SciPy, which the host computes them with."""
+"""Discrete cosine and sine transforms of types 1 to 4: their requests, and the host's implementation with SciPy."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ RESULTS: dict[Dtype, Dtype] = {
     **dict.fromkeys(WHOLE, F64),
 }
 MOST = 2**60
-OTHER = {1: 1, 2: 3, 3: 2, 4: 4}  # the type that undoes each, but for a factor
+OTHER = {1: 1, 2: 3, 3: 2, 4: 4}  # the type of the inverse, apart from a factor
 NEEDS_SCIPY = "needs SciPy on the host, which is not installed: pip install 'cudabind[host]'"
 
 
 class CosineRequest(OperandRequest["Tensor"]):
-    """What cosine and sine transforms have in common.
+    """The common fields of cosine and sine transforms.
 
     Attributes:
-        x: any shape and any strides; f32, f64, f16, bf16, whole numbers, or c64 and c128, whose parts are transformed
-            each for itself.
-        type: 1, 2, 3 or 4, as the formulas have them.
-        n: how many points along the axis: more than `x` has are zeros, of more than these only the first are read.
+        x: any shape and any strides; f32, f64, f16, bf16, whole numbers, or c64 and c128, whose real and imaginary
+            parts are transformed separately.
+        type: 1, 2, 3 or 4, as in the formulas.
+        n: the number of points along the axis: `x` is padded with zeros or cut off to it.
         axis: the axis that is transformed.
         inverse: the inverse of that type, which is the type 1, 3, 2 or 4 with another factor.
-        norm: the factor: with N points for which the type is periodic, 2n, of type 1 2(n - 1) and of sines 2(n + 1),
-            "backward" has 1/N if `inverse`, "forward" unless, "ortho" 1/√N either way.
-        orthogonalize: whether the ends are scaled so that the transform is an orthogonal matrix with "ortho"; None for
-            with "ortho" alone.
-        out: of x's shape with n points along the axis: f32 of f32, f16 and bf16, f64 of f64 and whole numbers, complex
-            of complex numbers.
+        norm: the factor; N is the period of the type in points: 2n, for type 1 2(n - 1), and 2(n + 1) for sines of type
+            1. "backward" is 1/N if `inverse`, "forward" 1/N if not `inverse`, "ortho" 1/√N in both directions.
+        orthogonalize: whether the ends are scaled so that the transform is an orthogonal matrix with "ortho"; None
+            means only with "ortho".
+        out: of x's shape with n points along the axis: f32 for f32, f16 and bf16, f64 for f64 and whole numbers,
+            complex for complex numbers.
 
-    Follows https://docs.scipy.org/doc/scipy/reference/generated/scipy.fft.dct.html, and `dst` beside it. `x` is never
+    Follows https://docs.scipy.org/doc/scipy/reference/generated/scipy.fft.dct.html, and `scipy.fft.dst`. `x` is never
     overwritten.
     """
 
@@ -84,12 +84,12 @@ class CosineRequest(OperandRequest["Tensor"]):
 
     @property
     def points(self) -> int:
-        """How many points a line has."""
+        """The number of points of a line."""
         return self.x.shape[self.axis] if self.n is None else self.n
 
     @property
     def summed(self) -> int:
-        """The type of the sums: an inverse is the other type's."""
+        """The type of the sums: an inverse computes the sums of the inverse type."""
         return OTHER[self.type] if self.inverse else self.type
 
     @property
@@ -99,9 +99,9 @@ class CosineRequest(OperandRequest["Tensor"]):
 
     @property
     def factor(self) -> float:
-        """What a sum is multiplied by."""
-        beside = 0 if self.type != 1 else 1 if self.sine else -1
-        period = 2 * (self.points + beside)
+        """The factor of the sums."""
+        end_points = 0 if self.type != 1 else 1 if self.sine else -1
+        period = 2 * (self.points + end_points)
         if self.norm == DftNorm.ORTHO:
             return 1 / math.sqrt(period)
         return 1 / period if (self.norm == DftNorm.BACKWARD) == self.inverse else 1.0
@@ -163,16 +163,19 @@ def evaluate(request: CosineRequest, work: np.dtype[Any]) -> Results:
     import scipy.fft
 
     x = np.asarray(request.x)
-    given = x.astype(np.result_type(work, np.complex64) if x.dtype.kind == "c" else work)
+    converted = x.astype(np.result_type(work, np.complex64) if x.dtype.kind == "c" else work)
     function = getattr(scipy.fft, f"{'i' if request.inverse else ''}{request.op}")
-    norm = DftNorm(request.norm).name.lower()  # type: ignore[arg-type]  # it is one since the request was checked
+    norm = DftNorm(request.norm).name.lower()  # type: ignore[arg-type]  # a valid norm: check_fields checked it
     choices = {"norm": norm, "orthogonalize": request.is_orthogonal}
-    if not given.size and not math.prod(request.outputs()["out"].shape):
-        return {"out": np.zeros(request.outputs()["out"].shape, given.dtype)}
-    if given.dtype.kind != "c":
-        return {"out": function(given, request.type, request.points, request.axis, **choices)}
-    parts = [function(part, request.type, request.points, request.axis, **choices) for part in (given.real, given.imag)]
-    return {"out": parts[0] + 1j * parts[1]}  # of complex numbers SciPy (1.17) forgets `orthogonalize`
+    if not converted.size and not math.prod(request.outputs()["out"].shape):
+        return {"out": np.zeros(request.outputs()["out"].shape, converted.dtype)}
+    if converted.dtype.kind != "c":
+        return {"out": function(converted, request.type, request.points, request.axis, **choices)}
+    parts = [
+        function(part, request.type, request.points, request.axis, **choices)
+        for part in (converted.real, converted.imag)
+    ]
+    return {"out": parts[0] + 1j * parts[1]}  # for complex numbers SciPy (1.17) ignores `orthogonalize`
 
 
 def exact(request: CosineRequest, work: np.dtype[Any]) -> Results:
@@ -182,7 +185,7 @@ def exact(request: CosineRequest, work: np.dtype[Any]) -> Results:
 
 
 def scipy_cosine(request: CosineRequest, executor: object, row: Row) -> NumpyPlan:
-    """A plan that computes with SciPy; Refused where it is not installed."""
+    """A plan that computes with SciPy; Refused if SciPy is not installed."""
     del request, executor
     try:
         import scipy.fft  # noqa: F401  # looked for now, used by the plan

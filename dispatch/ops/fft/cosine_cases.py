@@ -25,7 +25,7 @@ __all__ = ["COSINE_MUTATIONS", "cosine_cases"]
 
 
 class Form(NamedTuple):
-    """What is transformed, and how both operands lie in memory."""
+    """The operand of a transform, and the memory layouts of both operands."""
 
     name: str
     shape: tuple[int, ...]
@@ -37,7 +37,7 @@ class Form(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """Which transform it is."""
+    """The choices of a transform."""
 
     type: int
     inverse: bool
@@ -74,13 +74,13 @@ CHOICES = tuple(
     )
 )
 PLAIN = ("even", "odd")
-FEW = 9  # of all cases one in so many, of dtypes that are only converted
+FEW = 9  # for dtypes that are only converted, one of this many cases is used
 
 
 def cosine_cases(row: Row) -> list[MadeCase]:
     """The plain forms with all choices, and the others with each type and its inverse."""
     dtype = row.dtypes[0]
-    found = []
+    cases = []
     for turn, form in enumerate((*FORMS, ONE_POINT)):
         for number, choice in enumerate(CHOICES):
             if form is ONE_POINT and choice.type == 1 and row.op == "dct":
@@ -88,16 +88,16 @@ def cosine_cases(row: Row) -> list[MadeCase]:
             if form.name in PLAIN or number % (len(CHOICES) // 8) == turn % (len(CHOICES) // 8):
                 word = f"{'inverse' if choice.inverse else 'forward'}-{choice.norm.name}-{choice.orthogonalize}"
                 name = f"{dtype}-{form.name}-{choice.type}-{word}"
-                found.append(MadeCase(name, partial(check, form, row.op, dtype, choice), form.name))
-    return found if dtype.numpy.kind in "fc" and dtype is row.dtypes[1] else found[::FEW]
+                cases.append(MadeCase(name, partial(check, form, row.op, dtype, choice), form.name))
+    return cases if dtype.numpy.kind in "fc" and dtype is row.dtypes[1] else cases[::FEW]
 
 
 def check(form: Form, op: str, dtype: Dtype, choice: Choice, name: str, device: Device, rng: Any) -> Check:
     """A case with fresh operands."""
     x = place(device, drawn(rng, dtype, form.shape), form.order, form.gap)
     kind: type[CosineRequest] = DctRequest if op == "dct" else DstRequest
-    given: Any = kind  # whose fields are those of either class
-    request = given(x.view, n=form.n, axis=form.axis, **choice._asdict())
+    request_class: Any = kind  # the fields are the same in both classes
+    request = request_class(x.view, n=form.n, axis=form.axis, **choice._asdict())
     written: tuple[GuardedBuffer, ...] = ()
     if form.out is not None:
         order, gap = form.out
@@ -107,11 +107,11 @@ def check(form: Form, op: str, dtype: Dtype, choice: Choice, name: str, device: 
 
 
 # -- wrong results ----------------------------------------------------------------------------------------------------
-LEAST = 3  # points that tell types from each other
+LEAST = 3  # points; fewer do not distinguish the types
 
 
 def has_ends(request: CosineRequest) -> bool:
-    """Whether there are numbers at the ends that may be scaled."""
+    """Whether there are nonzero numbers at the ends that may be scaled."""
     without = (1, 4) if request.sine else (4,)
     may_be_zero = request.x.dtype.numpy.kind == "b"
     return request.type not in without and request.points <= request.x.shape[request.axis] and not may_be_zero

@@ -1,4 +1,4 @@
-"""Cosine and sine transforms in SciPy's words: `dispatch.fft.dct`, `idct`, `dst` and `idst`."""
+"""Cosine and sine transforms with SciPy's signatures: `dispatch.fft.dct`, `idct`, `dst` and `idst`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def dct(
     n: int | None = None,
     axis: int = -1,
     norm: DftNorm | str | None = None,
-    overwrite_x: bool = False,  # SciPy's, who frees the memory of `x` to be used: here nothing is won by it
+    overwrite_x: bool = False,  # as in SciPy, which may then reuse the memory of `x`; it has no effect here
     *,
     orthogonalize: bool | None = None,
     out: Any = None,

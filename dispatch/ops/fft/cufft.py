@@ -1,10 +1,10 @@
-"""Discrete Fourier transforms by cuFFT: plans of `cudabind.sys.cufft` calls, with as few passes around them as can be.
+"""Discrete Fourier transforms by cuFFT: plans of `cudabind.sys.cufft` calls, and as few passes as possible.
 
-Strided operands go to cuFFT as they lie, wherever its advanced layout states them. A pass before a transform turns real
-numbers into complex ones, fills up with zeros, and makes half a spectrum one of real numbers, in memory of its own:
-C2R overwrites what it reads. Such a pass has the factor and those of
-the elements, too; without one the factor is a pass behind. More than three axes,
-and axes whose strides are no multiples of each other, are several transforms one after another. Follows
+cuFFT reads and writes strided operands directly if its advanced layout describes them. A pass before a transform
+converts real numbers to complex ones, pads with zeros, and makes half a spectrum Hermitian. It writes to scratch
+memory, because C2R overwrites its input. Such a pass also multiplies by the factor and by the elements of `factors`;
+without it, the factor is a pass after the transform. More than three axes, and axes whose strides are not multiples
+of each other, take several transforms in sequence. Follows
 https://docs.nvidia.com/cuda/cufft/.
 """
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 __all__ = ["DftSteps", "chain_with_last", "checked_chain", "plan"]
 
 RANK = 3
-ANY = 2**62  # calls: in memory of our own no copy would take fewer
+ANY = 2**62  # calls: for scratch memory no copy would reduce the number of calls
 
 
 def plan(request: DftRequest, executor: CudaExecutor, row: Row) -> Plan:
-    """The plan of a request; none of its steps reads or writes anything where there is no element."""
+    """The plan of a request; without elements it has no steps."""
     steps = DftSteps(request, executor, row)
     if request.layout_of("out").size:
         kind: Any = request.kind
@@ -51,105 +51,105 @@ class DftSteps(Steps):
         self.axes, self.factor = request.transformed, request.factor
         self.nontrivial_axes = tuple(
             axis for axis, n in zip(self.axes, request.points, strict=True) if n > 1
-        )  # of one is itself
+        )  # the transform of one point is that point
         self.wanted = view_of(request.layout_of("out"), request.place_of("out"))
         self.given = view_of(request.layout_of("a"), request.place_of("a")).cropped(request.read)
         self.factors = None if request.factors is None else broadcast_strides(request.layout_of("factors"), request)
-        # Whether cuFFT may read what is given: nothing is to be filled up or multiplied.
+        # Whether cuFFT may read the operand directly: no padding, no factors.
         self.is_direct = self.given.shape == request.read and self.factors is None
 
     def dense(self, dtype: Dtype, shape: tuple[int, ...]) -> View:
-        """Scratch memory that any plan takes."""
+        """Scratch memory that every plan supports."""
         return self.scratch(dtype, shape, self.axes)
 
     def read(self, target: View, **choices: Any) -> None:
-        """Copy what is given, with its factors."""
+        """Copy the operand, multiplied by its factors."""
         self.move(self.given, target, factors=self.factors, **choices)
 
     def c2c(self) -> None:
-        """From where it lies to where it is wanted; else it is copied there first, or both are copies."""
-        wanted = self.wanted
+        """Transform directly from the operand to the result; else copy to the result first, or use scratch memory."""
+        out = self.wanted
         if not self.nontrivial_axes:
-            self.read(wanted, factor=self.factor)
+            self.read(out, factor=self.factor)
             return
-        # Where the two are one, both are copied or none is: they lie alike.
+        # In place, operand and result have the same layout: either both are copied or neither.
         chain = None
-        if self.is_direct and self.given.dtype is wanted.dtype:
-            chain = transform_chain(self.nontrivial_axes, self.given, wanted)
+        if self.is_direct and self.given.dtype is out.dtype:
+            chain = transform_chain(self.nontrivial_axes, self.given, out)
         if chain is not None:
             self.transform(chain, forward=self.forward)
-            self.scale(wanted)
+            self.scale(out)
             return
-        chain, made = transform_chain(self.nontrivial_axes, wanted, wanted), wanted
+        chain, target = transform_chain(self.nontrivial_axes, out, out), out
         if chain is None:
-            made = self.dense(wanted.dtype, wanted.shape)
-            chain = transform_chain(self.nontrivial_axes, made, made, most=ANY)
-        self.read(made, factor=self.factor)
+            target = self.dense(out.dtype, out.shape)
+            chain = transform_chain(self.nontrivial_axes, target, target, most=ANY)
+        self.read(target, factor=self.factor)
         self.transform(checked_chain(chain), forward=self.forward)
-        if made is not wanted:
-            self.move(made, wanted)
+        if target is not out:
+            self.move(target, out)
 
     def r2c(self) -> None:
-        """Halve the last axis first; the others are complex from then on."""
-        wanted, last = self.wanted, self.axes[-1]
+        """Transform the last axis first, which halves it; the others are complex from then on."""
+        out, last = self.wanted, self.axes[-1]
         others = tuple(axis for axis in self.nontrivial_axes if axis != last)
         if last not in self.nontrivial_axes:  # the spectrum of one real number is that number
-            made, chain = wanted, transform_chain(others, wanted, wanted)
+            target, chain = out, transform_chain(others, out, out)
             if chain is None:
-                made = self.dense(wanted.dtype, wanted.shape)
-                chain = transform_chain(others, made, made, most=ANY)
-            self.read(made, factor=self.factor)
+                target = self.dense(out.dtype, out.shape)
+                chain = transform_chain(others, target, target, most=ANY)
+            self.read(target, factor=self.factor)
             self.transform(checked_chain(chain), forward=self.forward)
-            if made is not wanted:
-                self.move(made, wanted)
+            if target is not out:
+                self.move(target, out)
             return
-        given, factor = self.given, self.factor
-        real = next(real for real, spectrum in COMPLEX.items() if spectrum is wanted.dtype)
-        made, chain = wanted, None
-        if self.is_direct and given.dtype is real:
-            chain = transform_chain(others, given, wanted, last)
+        source, factor = self.given, self.factor
+        real = next(real for real, spectrum in COMPLEX.items() if spectrum is out.dtype)
+        target, chain = out, None
+        if self.is_direct and source.dtype is real:
+            chain = transform_chain(others, source, out, last)
         if chain is None:
             copy = self.dense(real, self.request.read)
             self.read(copy, factor=factor)
-            given, factor = copy, 1.0
-            chain = transform_chain(others, given, wanted, last)
+            source, factor = copy, 1.0
+            chain = transform_chain(others, source, out, last)
         if chain is None:
-            made = self.dense(wanted.dtype, wanted.shape)
-            chain = transform_chain(others, given, made, last, most=ANY)
+            target = self.dense(out.dtype, out.shape)
+            chain = transform_chain(others, source, target, last, most=ANY)
         self.transform(checked_chain(chain), forward=True)
-        if made is not wanted or factor != 1 or self.request.inverse:
-            self.move(made, wanted, factor=factor, conj=self.request.inverse)
+        if target is not out or factor != 1 or self.request.inverse:
+            self.move(target, out, factor=factor, conj=self.request.inverse)
 
     def c2r(self) -> None:
-        """Halves are made whole along the last axis at the end; what is read is a copy, with the factor."""
-        wanted, last = self.wanted, self.axes[-1]
+        """Transform the last axis at the end, to its full size; the input is a copy, multiplied by the factor."""
+        out, last = self.wanted, self.axes[-1]
         others = tuple(axis for axis in self.nontrivial_axes if axis != last)
-        copy = self.dense(COMPLEX[wanted.dtype], self.request.read)
+        copy = self.dense(COMPLEX[out.dtype], self.request.read)
         hermitian = Hermitian(last, self.request.points[-1], others)
-        # With the other sign the result is that of the conjugate: one transform of cuFFT's is both.
+        # The other sign of the exponent gives the conjugate: cuFFT's one direction serves both.
         self.read(copy, factor=self.factor, conj=not self.request.inverse, hermitian=hermitian)
         if last not in self.nontrivial_axes:
             if others:
                 self.transform(checked_chain(transform_chain(others, copy, copy, most=ANY)), forward=False)
-            self.move(copy, wanted)
+            self.move(copy, out)
             return
-        made = wanted
-        chain = chain_with_last(others, last, copy, wanted)
+        target = out
+        chain = chain_with_last(others, last, copy, out)
         if chain is None:
-            made = self.dense(wanted.dtype, wanted.shape)
-            chain = chain_with_last(others, last, copy, made)
+            target = self.dense(out.dtype, out.shape)
+            chain = chain_with_last(others, last, copy, target)
         self.transform(checked_chain(chain), forward=False)
-        if made is not wanted:
-            self.move(made, wanted)
+        if target is not out:
+            self.move(target, out)
 
     def scale(self, view: View) -> None:
-        """The factor, where no pass before had it."""
+        """Multiply by the factor, if no earlier pass did."""
         if self.factor != 1:
             self.move(view, view, factor=self.factor)
 
 
 def broadcast_strides(layout: Layout, request: DftRequest) -> View:
-    """Factors with the axes of the operand, a stride of 0 along those that they have not."""
+    """The factors in the axes of the operand, with a stride of 0 along axes that they do not have."""
     rank = request.a.ndim
     missing = rank - len(layout.shape)
     steps = (0 if extent == 1 else step for extent, step in zip(layout.shape, layout.strides, strict=True))
@@ -158,18 +158,18 @@ def broadcast_strides(layout: Layout, request: DftRequest) -> View:
 
 
 def chain_with_last(others: tuple[int, ...], last: int, copy: View, target: View) -> list[TransformSpec] | None:
-    """Plans over all axes: within the copy along those that the last one, into the target, does not have."""
+    """Plans over all axes: in place in the copy, except the last plan, which writes to the target."""
     for count in range(min(RANK - 1, len(others)), -1, -1):
         before, within = others[: len(others) - count], others[len(others) - count :]
-        found = transform_spec((*within, last), copy, target)
+        spec = transform_spec((*within, last), copy, target)
         chain = transform_chain(before, copy, copy, most=ANY)
-        if found is not None and chain is not None:
-            return [*chain, found]
+        if spec is not None and chain is not None:
+            return [*chain, spec]
     return None
 
 
 def checked_chain(chain: list[TransformSpec] | None) -> list[TransformSpec]:
-    """Plans that are there: dense memory of our own is spec so that any plan takes it."""
+    """The plans, which must exist: scratch memory is laid out so that every plan supports it."""
     if chain is None:
         raise WorkerFailed("cuFFT's plans do not take dense memory")
     return chain

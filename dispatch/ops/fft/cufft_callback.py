@@ -1,12 +1,12 @@
-"""Fourier transforms with callbacks by cuFFT: one transform that reads and writes through them, as far as it takes any.
+"""Fourier transforms with callbacks by cuFFT: one transform that reads and writes through them, where supported.
 
-cuFFT counts in dense operands: of a's extents, in the order in which `a` lies in memory where a plan states that, else
-with the transformed axes innermost. A load callback is there wherever cuFFT is not to read `a` as it lies, a store
-callback where it is not to write `out`; both are all that reads and writes these. cuFFT still writes what is between
-its kernels into its output, and of C2R into its input: where such is not `out`, it is scratch memory.
+cuFFT's plan has dense operands with a's extents, in the memory order of `a` if a plan describes that, else with the
+transformed axes innermost. There is a load callback unless cuFFT can read `a` directly, and a store callback unless it
+can write `out` directly; all accesses to the tensors are through these. cuFFT still writes intermediate results of its
+kernels to its output, and for C2R to its input: if that is not `out`, it is scratch memory.
 
-Of more than three axes, of none with more than one point, where cuFFT takes no callbacks or refuses these, and where it
-takes less time, the same functions are a pass before and a pass behind a transform in scratch memory.
+The same functions run as a pass before and a pass after a transform in scratch memory: for more than three axes, for
+none with more than one point, where cuFFT does not support callbacks or refuses these, and where that is faster.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _plan(request: CallbackDftRequest, executor: CudaExecutor, row: Row) -> Plan
             if _fused(work, steps, executor):
                 return steps.plan()
             why = f"no single transform of cuFFT is over {len(work.nontrivial_axes)} axes"
-        except Refused as refused:  # cuFFT has no plan with these callbacks: it may have one without them
+        except Refused as refused:  # cuFFT has no plan with these callbacks, but may have one without them
             why = str(refused)
     log("not fused", {"row": row.name, "cause": why})
     steps = Steps(executor, row, work.operands)
@@ -77,7 +77,7 @@ def _plan(request: CallbackDftRequest, executor: CudaExecutor, row: Row) -> Plan
 
 
 def slower(request: CallbackDftRequest) -> str:
-    """Why callbacks take longer in cuFFT's kernels than passes around these; "" where they do not, as on an H100."""
+    """Why callbacks in cuFFT's kernels are slower than passes around them (on an H100); "" if they are not."""
     if request.store is not None:
         return "cuFFT writes through a callback element by element, which takes longer than a pass behind it"
     if max(request.points, default=0) >= LONG:
@@ -86,14 +86,14 @@ def slower(request: CallbackDftRequest) -> str:
 
 
 class _CallbackProblem:
-    """What a request comes to for cuFFT: its kind, its axes, and what each side does beside the user's lines."""
+    """A request in cuFFT's terms: its kind, its axes, and what each side does in addition to the user's lines."""
 
     def __init__(self, request: CallbackDftRequest) -> None:
         self.request, self.kind = request, request.kind
         self.operands = len(request.reads) + len(request.writes)
         last = request.transformed[-1] if request.transformed else None
         self.nontrivial_axes = tuple(axis for axis, n in zip(request.transformed, request.points, strict=True) if n > 1)
-        # Real numbers along an axis of one point are complex ones: the others are transformed.
+        # With one point along the halved axis real numbers count as complex ones, and the other axes are transformed.
         self.halved = last if last in self.nontrivial_axes and self.kind != DftKind.C2C else None
         self.others = (
             tuple(axis for axis in self.nontrivial_axes if axis != last)
@@ -157,9 +157,9 @@ class _CallbackProblem:
 def _operands(
     callback: Callback | None, side: str, request: CallbackDftRequest, memory: View
 ) -> tuple[tuple[Operand, ...], tuple[CallbackWord, ...]]:
-    """What the user's lines name, and the words in which it is found."""
+    """The operands that the user's lines name, and the words that hold them."""
     operands, words = [], []
-    for name, given in ({} if callback is None else callback.operands).items():
+    for name, value in ({} if callback is None else callback.operands).items():
         kind: Dtype | str
         strides = None
         if callback is not None and name in callback.tensors:
@@ -168,9 +168,9 @@ def _operands(
             if name in callback.broadcast:
                 strides = broadcast_strides(layout, len(memory.shape))
         else:
-            number: Any = given
-            whole = "int" if isinstance(given, int) and -SMALL <= given < SMALL else "long long"
-            kind = "Complex" if isinstance(given, complex) else "Real" if isinstance(given, float) else whole
+            number: Any = value
+            integer = "int" if isinstance(value, int) and -SMALL <= value < SMALL else "long long"
+            kind = "Complex" if isinstance(value, complex) else "Real" if isinstance(value, float) else integer
             word = CallbackWord(None, number=number)
         operands.append(Operand(name, kind, strides))
         words.append(word)
@@ -179,20 +179,20 @@ def _operands(
 
 def broadcast_strides(layout: Layout, rank: int) -> tuple[int, ...]:
     """The strides of a tensor along the axes of another that it broadcasts to."""
-    own = (0 if extent == 1 else step for extent, step in zip(layout.shape, layout.strides, strict=True))
-    return (*(0,) * (rank - len(layout.shape)), *own)
+    strides = (0 if extent == 1 else step for extent, step in zip(layout.shape, layout.strides, strict=True))
+    return (*(0,) * (rank - len(layout.shape)), *strides)
 
 
 # -- one transform with callbacks -------------------------------------------------------------------------------------
 def _fused(work: _CallbackProblem, steps: Steps, executor: CudaExecutor) -> bool:
-    """Add the transform that does all; False where no single one of cuFFT does."""
+    """Add the transform that does everything; False if no single cuFFT transform does."""
     request = work.request
     if not work.nontrivial_axes or len(work.nontrivial_axes) > RANK:
         return False
-    found = _dense_spec(work)
-    if found is None:
+    dense_spec = _dense_spec(work)
+    if dense_spec is None:
         return False
-    spec, source, target = found
+    spec, source, target = dense_spec
     has_out = _is_dense(work.wanted, target)
     stores = request.store is not None or work.conj_store or not has_out
     is_own = (
@@ -202,7 +202,7 @@ def _fused(work: _CallbackProblem, steps: Steps, executor: CudaExecutor) -> bool
     )
     has_in = is_own and work.kind != DftKind.C2R
     loads = request.load is not None or work.hermitian is not None or not (has_in and _is_dense(work.given, source))
-    # The factor goes where there is a callback anyway, behind the transform rather than before it.
+    # The factor goes where there is a callback anyway, preferably after the transform.
     factor = request.factor if loads and not stores else 1.0
     stores = stores or request.factor != factor
     if has_out:
@@ -212,19 +212,19 @@ def _fused(work: _CallbackProblem, steps: Steps, executor: CudaExecutor) -> bool
     if has_in:
         source = source._replace(operand=0)
     else:
-        # Of C2R cuFFT leaves there what is between its kernels; else it reads nothing but through the callback.
+        # For C2R cuFFT writes intermediate results there; else it accesses its input only through the callback.
         count = _size(source) if work.kind == DftKind.C2R else 1
         source = steps.scratch(work.number, (count,), (0,))
-    given = [work.load(found[1], is_direct=has_in, factor=factor)] if loads else []
-    given += [work.store(found[2], is_direct=has_out)] if stores else []
-    routines = tuple(callback_routine(one.side, str(executor.device.arch)) for one in given)
+    sides = [work.load(dense_spec[1], is_direct=has_in, factor=factor)] if loads else []
+    sides += [work.store(dense_spec[2], is_direct=has_out)] if stores else []
+    routines = tuple(callback_routine(one.side, str(executor.device.arch)) for one in sides)
     spec = spec._replace(source=source, target=target)
-    steps.append(FusedTransform(executor, spec, given, routines, forward=work.forward))
+    steps.append(FusedTransform(executor, spec, sides, routines, forward=work.forward))
     return True
 
 
 def _dense_spec(work: _CallbackProblem) -> tuple[TransformSpec, View, View] | None:
-    """A plan over dense operands in one call, and these: as `a` or `out` lies, else the transformed axes innermost."""
+    """A plan over dense operands in one call, and these; ordered like `a` or `out`, else transformed axes innermost."""
     shapes = (work.request.read, work.request.made)
     group = sorted(work.others, key=lambda axis: -abs(work.given.strides[axis]))
     group += [] if work.halved is None else [work.halved]
@@ -240,7 +240,7 @@ def _dense_spec(work: _CallbackProblem) -> tuple[TransformSpec, View, View] | No
 
 
 def _order(view: View) -> tuple[int, ...]:
-    """The axes from the one with the largest steps in memory to that with the smallest."""
+    """The axes from the largest stride in memory to the smallest."""
     return tuple(sorted(range(len(view.shape)), key=lambda axis: -abs(view.strides[axis])))
 
 
@@ -249,20 +249,20 @@ def _size(view: View) -> int:
 
 
 def _is_dense(view: View, dense: View) -> bool:
-    """Whether a tensor lies as cuFFT counts, so that it may read or write there."""
+    """Whether a tensor has the dense operand's layout, so that cuFFT may read or write it directly."""
     axes = zip(view.shape, view.strides, dense.strides, strict=True)
-    lies_so = view.shape == dense.shape and all(extent == 1 or own == other for extent, own, other in axes)
-    return lies_so and view.dtype is dense.dtype and view.alignment >= COMPLEX[dense.dtype].itemsize
+    has_layout = view.shape == dense.shape and all(extent == 1 or stride == other for extent, stride, other in axes)
+    return has_layout and view.dtype is dense.dtype and view.alignment >= COMPLEX[dense.dtype].itemsize
 
 
-# -- a pass before, a transform, a pass behind ------------------------------------------------------------------------
+# -- a pass before, a transform, a pass after -------------------------------------------------------------------------
 def _with_passes(work: _CallbackProblem, steps: Steps, executor: CudaExecutor) -> None:
-    """Add a transform and a pass on each side that has something to do beside it."""
+    """Add a transform, and a pass on each side that needs one."""
     request = work.request
     reads, writes = _reads_given(work), _writes_wanted(work)
     factor = request.factor
     if reads and factor != 1:
-        writes = False  # else the pass that reads has it
+        writes = False  # else the pass that reads multiplies by the factor
     source = work.given
     if not reads:
         source = steps.scratch(work.number, request.read, request.transformed)
@@ -282,7 +282,7 @@ def _with_passes(work: _CallbackProblem, steps: Steps, executor: CudaExecutor) -
 
 
 def _reads_given(work: _CallbackProblem) -> bool:
-    """Whether cuFFT reads the tensor itself: nothing is done before, and it lies as memory of ours would."""
+    """Whether cuFFT reads the tensor itself: nothing is done before, and its layout is that of scratch memory."""
     request = work.request
     if not work.nontrivial_axes or request.load is not None or work.conj_load or work.kind == DftKind.C2R:
         return False
@@ -299,19 +299,19 @@ def _writes_wanted(work: _CallbackProblem) -> bool:
 
 # -- callbacks that do not compile ------------------------------------------------------------------------------------
 def compile_error(request: CallbackDftRequest, error: NvrtcError) -> BadRequest | NvrtcError:
-    """The user's line that the compiler complains of, as an error about the callback; else the compiler's own."""
-    found = LINE.search(error.log or "")
-    callback: Callback | None = getattr(request, found.group(1)) if found else None
-    if found is None or callback is None:
+    """An error with the line of the callback that does not compile; without such a line the compiler's own error."""
+    match = LINE.search(error.log or "")
+    callback: Callback | None = getattr(request, match.group(1)) if match else None
+    if match is None or callback is None:
         return error
-    side, lines = found.group(1), callback.code.rstrip().splitlines()
-    number = min(int(found.group(2)), len(lines))  # what the last line lacks is told of the next
+    side, lines = match.group(1), callback.code.rstrip().splitlines()
+    number = min(int(match.group(2)), len(lines))  # errors about the end of the last line name the next line
     line = lines[number - 1].strip()
-    given = f"{side}.code, of which line {number}, `{line}`, does not compile: {found.group(3)}"
+    actual = f"{side}.code, of which line {number}, `{line}`, does not compile: {match.group(3)}"
     names = ", ".join(
         operand.declaration for operand in _operands(callback, side, request, view_of_side(request, side))[0]
     )
-    return BadRequest(side, given, f"CUDA C++ that returns a number{'; it has ' + names if names else ''}")
+    return BadRequest(side, actual, f"CUDA C++ that returns a number{'; it has ' + names if names else ''}")
 
 
 def view_of_side(request: CallbackDftRequest, side: str) -> View:

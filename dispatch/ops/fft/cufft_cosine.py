@@ -23,7 +23,7 @@ REAL_TYPES, TWO, THREE = (1, 2), 2, 3
 
 
 def plan(request: CosineRequest, executor: CudaExecutor, row: Row) -> Plan:
-    """The plan of a request; nothing is done where there is no element."""
+    """The plan of a request; without elements it has no steps."""
     steps = Steps(executor, row, len(request.reads) + len(request.writes))
     x, out = (in_parts(view_of(request.layout_of(name), request.place_of(name))) for name in ("x", "out"))
     axis, real = request.axis % request.x.ndim, out.dtype
@@ -37,20 +37,20 @@ def plan(request: CosineRequest, executor: CudaExecutor, row: Row) -> Plan:
     is_real = lines.type in REAL_TYPES
     before = (real, points) if is_real else (COMPLEX[real], half if lines.type == THREE else points)
     folded = steps.scratch(before[0], (count, before[1]), (1,))
-    found = folded
+    transformed = folded
     if is_real:
-        found = steps.scratch(COMPLEX[real], (count, half), (1,))
+        transformed = steps.scratch(COMPLEX[real], (count, half), (1,))
     elif lines.type == THREE:
-        found = steps.scratch(real, (count, points), (1,))
+        transformed = steps.scratch(real, (count, points), (1,))
     steps.append(Fold(executor, "fold", lines, x.cropped(tuple(extents)), folded, real))
     if points > 1:
-        spec = transform_spec((1,), folded, found)
+        spec = transform_spec((1,), folded, transformed)
         if spec is None:
             raise WorkerFailed("cuFFT's plans do not take dense memory")
         steps.transform([spec], forward=lines.type != THREE)
-    elif found is not folded:
-        steps.move(folded, found)  # of one point the transform is that point
-    steps.append(Fold(executor, "unfold", lines, found, out, real))
+    elif transformed is not folded:
+        steps.move(folded, transformed)  # the transform of one point is that point
+    steps.append(Fold(executor, "unfold", lines, transformed, out, real))
     return steps.plan()
 
 

@@ -1,8 +1,8 @@
-"""Fourier transforms of 16 bits a part by cuFFT: its own in 16 bits where it has them, else in f32, rounded once.
+"""Fourier transforms of numbers of 16 bits by cuFFT: with its 16-bit transforms where it has them, else in f32.
 
-cuFFT's are of powers of 2, and where real numbers lie side by side. Its own of bf16 are not taken: they round to 8 bits
-between their steps, of which a few make an error of a percent. Follows
-https://docs.nvidia.com/cuda/cufft/#half-precision-cufft-transforms.
+The result in f32 is rounded once. cuFFT's 16-bit transforms are for powers of 2, and real numbers must be contiguous.
+Those of bf16 are not used: they round to 8 bits after each step, and a few such steps make an error of a percent.
+Follows https://docs.nvidia.com/cuda/cufft/#half-precision-cufft-transforms.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["plan"]
 
 
 def plan(request: HalfDftRequest, executor: CudaExecutor, row: Row) -> Plan:
-    """The plan of a request; none of its steps reads or writes anything where there is no element."""
+    """The plan of a request; without elements it has no steps."""
     if not request.layout_of("out").size:
         return Steps(executor, row, 0).plan()
     try:
@@ -43,7 +43,7 @@ def plan(request: HalfDftRequest, executor: CudaExecutor, row: Row) -> Plan:
 
 
 class HalfSteps(DftSteps):
-    """The steps of a request, whose operands are views, of pairs where their numbers are complex."""
+    """The steps of a request, whose operands are views; complex operands are views of pairs."""
 
     def __init__(self, request: HalfDftRequest, executor: CudaExecutor, row: Row) -> None:
         Steps.__init__(self, executor, row, 2)
@@ -51,13 +51,13 @@ class HalfSteps(DftSteps):
         self.axes, self.factor = request.transformed, request.factor
         self.nontrivial_axes = tuple(axis for axis, n in zip(self.axes, request.points, strict=True) if n > 1)
         first, second = request.layout_of("a"), request.layout_of("out")
-        given = view_of(first, 0) if request.kind == DftKind.R2C else complex_view_of(first, 0)
+        operand = view_of(first, 0) if request.kind == DftKind.R2C else complex_view_of(first, 0)
         self.out = view_of(second, 1) if request.kind == DftKind.C2R else complex_view_of(second, 1)
-        self.given, self.wanted, self.factors = given.cropped(request.read), self.out, None
+        self.given, self.wanted, self.factors = operand.cropped(request.read), self.out, None
         self.is_direct = self.given.shape == request.read
 
     def in_16_bits(self) -> bool:
-        """Add the transforms that cuFFT has in 16 bits; False where it has none."""
+        """Add the 16-bit transforms of cuFFT; False if it has none for the request."""
         request, last = self.request, self.axes[-1] if self.axes else -1
         if self.out.dtype in (BF16, CB32) or self.factor != 1 or not self.nontrivial_axes:
             return False
@@ -86,7 +86,7 @@ class HalfSteps(DftSteps):
         return True
 
     def in_32_bits(self) -> None:
-        """As `dft` has it of f32 and c64, and one pass that rounds."""
+        """The steps of `dft` in f32 and c64, and one pass that rounds."""
         kind: Any = self.request.kind
         self.wanted = self.dense(F32 if kind == DftKind.C2R else C64, self.request.made)
         {DftKind.C2C: self.c2c, DftKind.R2C: self.r2c, DftKind.C2R: self.c2r}[kind]()

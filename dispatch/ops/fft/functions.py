@@ -1,12 +1,12 @@
-"""Fourier transforms in NumPy's words: `dispatch.fft`, with the arguments and the results of `numpy.fft`.
+"""Fourier transforms with NumPy's signatures: `dispatch.fft`, with the arguments and the results of `numpy.fft`.
 
-Each is one request, `dispatch.dft`, `dct`, `dst` or `roll`; with `load=` or `store=`, a Callback, what becomes of
-each element as it is read or written, or with a `precision`, "f32" or "f64", it is `dispatch.callback_dft`. Operands
-may be of torch, CuPy or JAX, as everywhere. Of f32, f16 and bf16 the result is in single precision, of all else in
-double precision; `irfft` and `hfft` take none of 16 bits. A size below 1, an axis that is not there or twice, and
-another norm than "backward", "ortho" and "forward" raise BadRequest. `out` takes the result; of `fft`, `ifft`, `fftn`
-and their kind it may be the operand. Follows https://numpy.org/doc/stable/reference/routines.fft.html; `dct`, `idct`,
-`dst` and `idst` are SciPy's.
+Each call is one request, `dispatch.dft`, `dct`, `dst` or `roll`. With `load=` or `store=`, a Callback for each element
+that is read or written, or with a `precision`, "f32" or "f64", it is `dispatch.callback_dft`. Operands
+may be of torch, CuPy or JAX, as everywhere. For f32, f16 and bf16 the result is in single precision, for all else in
+double precision; `irfft` and `hfft` take no 16-bit dtypes. A size below 1, an axis that does not exist or is repeated,
+and a norm other than "backward", "ortho" and "forward" raise BadRequest. `out` takes the result; for `fft`, `ifft`,
+`fftn` and the like it may be the operand. Follows https://numpy.org/doc/stable/reference/routines.fft.html; `dct`,
+`idct`, `dst` and `idst` follow SciPy.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ __all__ = [
 
 F = TypeVar("F", bound="Callable[..., Any]")
 LAST_TWO = (-2, -1)
-NAMED = {"s": "n", "axes": "axis"}  # what a request calls the arguments of functions along one axis
+NAMED = {"s": "n", "axes": "axis"}  # the request's names for the arguments of functions along one axis
 NOTHING = (None, None, None)
 
 
 def _repeated(kind: DftKind, *, inverse: bool) -> Callable[[F], F]:
-    """A function along one axis, whose usual calls are the request's at once: what lies between was a third of them."""
+    """A function along one axis whose usual calls go directly to the request: other code took a third of their time."""
 
     def through(function: F) -> F:
         def checked(
@@ -113,7 +113,7 @@ def fft(
     store: Callback | None = None,
     precision: Dtype | str | None = None,
 ) -> Any:
-    """Σ a[t]·exp(-2πi kt/n) along an axis, cut off or filled up with zeros to n points."""
+    """Σ a[t]·exp(-2πi kt/n) along an axis, cut off or padded with zeros to n points."""
     return _along(DftKind.C2C, a, n, axis, norm, out, (load, store, precision), inverse=False)
 
 
@@ -161,7 +161,7 @@ def irfft(
     store: Callback | None = None,
     precision: Dtype | str | None = None,
 ) -> Any:
-    """The inverse of `rfft`: n real numbers, 2·(m - 1) of m unless n is given."""
+    """The inverse of `rfft`: n real numbers; the default for n is 2·(m - 1), for m points."""
     return _along(DftKind.C2R, a, n, axis, norm, out, (load, store, precision), inverse=True)
 
 
@@ -177,7 +177,7 @@ def hfft(
     store: Callback | None = None,
     precision: Dtype | str | None = None,
 ) -> Any:
-    """`fft` of a signal that is its own mirror image, conjugated, of which the first half is given: real numbers."""
+    """`fft` of a Hermitian signal, given by its first half: real numbers."""
     return _along(DftKind.C2R, a, n, axis, norm, out, (load, store, precision), inverse=False)
 
 
@@ -269,7 +269,7 @@ def fft2(
     store: Callback | None = None,
     precision: Dtype | str | None = None,
 ) -> Any:
-    """`fftn` along two axes, the last ones unless said."""
+    """`fftn` along two axes, by default the last ones."""
     return fftn(a, s, axes, norm, out, load=load, store=store, precision=precision)
 
 
@@ -299,7 +299,7 @@ def rfft2(
     store: Callback | None = None,
     precision: Dtype | str | None = None,
 ) -> Any:
-    """`rfftn` along two axes, the last ones unless said."""
+    """`rfftn` along two axes, by default the last ones."""
     return rfftn(a, s, axes, norm, out, load=load, store=store, precision=precision)
 
 
@@ -319,7 +319,7 @@ def irfft2(
 
 
 def _along(kind: DftKind, a: Any, n: Any, axis: Any, norm: Any, out: Any, through: Through, *, inverse: bool) -> Any:
-    """A transform along one axis, whose errors name its arguments as NumPy does."""
+    """A transform along one axis; its errors use NumPy's argument names."""
     if n is not None and not (type(n) is int and n > 0):
         n = check_int("n", n, 1, MAX_POINTS)
     if type(axis) is not int:
@@ -350,9 +350,9 @@ def _several(kind: DftKind, a: Any, s: Any, axes: Any, norm: Any, out: Any, thro
     return _one(kind, a, s, axes, norm, out, through, inverse=inverse)
 
 
-# -- where the points are ---------------------------------------------------------------------------------------------
+# -- frequencies ------------------------------------------------------------------------------------------------------
 def fftfreq(n: int, d: float = 1.0, device: Any = None) -> Tensor:
-    """The frequencies of `fft`'s n points, in cycles for each unit of the distance d between two: f64[n]."""
+    """The frequencies of `fft`'s n points, in cycles per unit of the sample spacing d: f64[n]."""
     return _frequencies(np.fft.fftfreq, n, d, device)
 
 
@@ -369,17 +369,17 @@ def _frequencies(of: Callable[[int, float], Any], n: int, d: float, device: Any)
     if not (device is None or isinstance(device, (str, Device))):
         raise BadRequest("device", shown(device), 'a Device or its name, such as "cuda:0" or "host"')
     on = device if isinstance(device, Device) else device_of(device)
-    made: Tensor = on.array(of(n, d))
-    return made
+    frequencies: Tensor = on.array(of(n, d))
+    return frequencies
 
 
 def fftshift(x: Any, axes: int | Sequence[int] | None = None) -> Any:
-    """The points with frequency 0 in the middle of each axis: those of `fftfreq` from the lowest up."""
+    """The points with frequency 0 moved to the middle of each axis; `fftfreq`'s are then in ascending order."""
     return _shifted(x, axes, lambda n: n // 2)
 
 
 def ifftshift(x: Any, axes: int | Sequence[int] | None = None) -> Any:
-    """The inverse of `fftshift`; they differ where there is an odd number of points."""
+    """The inverse of `fftshift`; they differ if there is an odd number of points."""
     return _shifted(x, axes, lambda n: -(n // 2))
 
 
@@ -390,8 +390,8 @@ def _shifted(x: Any, axes: Any, places: Callable[[int], int]) -> Any:
         raise BadRequest("x", "no axes", "one axis or more", "x[None] adds one")
     if axes is None:
         axes = range(rank)
-    given = tuple(axes) if hasattr(axes, "__iter__") else (axes,)
-    axis = tuple(check_int("axes", one, -rank, rank - 1) % rank for one in given)
+    numbers = tuple(axes) if hasattr(axes, "__iter__") else (axes,)
+    axis = tuple(check_int("axes", one, -rank, rank - 1) % rank for one in numbers)
     if len(set(axis)) < len(axis):
         raise BadRequest("axes", shown(axes), "each axis once")
     return roll(x, tuple(places(x.shape[one]) for one in axis), axis)

@@ -1,4 +1,4 @@
-"""HalfDftRequest: Fourier transforms of numbers of 16 bits a part, whose complex ones are pairs; and by NumPy.
+"""HalfDftRequest: Fourier transforms of numbers of 16 bits, where a complex number is a pair; also with NumPy.
 
 Making one validates it; this file calls no library. NumPy computes in single precision and rounds once.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PAIR", "HalfDftRequest", "evaluate", "exact", "half_dft", "numpy_half_dft", "side_by_side"]
 
-PAIR = 2  # numbers of a complex one
+PAIR = 2  # parts of a complex number
 Shape = tuple[int, ...]
 
 
@@ -34,18 +34,19 @@ Shape = tuple[int, ...]
 class HalfDftRequest(TransformRequest["Tensor"]):
     """`dft` of numbers of 16 bits: a complex one is a pair, its real and its imaginary part, along a last axis of two.
 
-    That is how `torch.view_as_real` shows complex numbers of 2 x 16 bits; NumPy has no dtype for them, and this library
-    none. Axes are those of the numbers: -1 is the one before the pairs.
+    `torch.view_as_real` shows complex numbers of 2 x 16 bits in this form; NumPy and this library have no dtype for
+    them. Axes are those of the numbers: -1 is the axis before the pairs.
 
     Attributes:
-        a: f16 or bf16, of any shape; of C2C and of C2R its last axis has the two parts of each number. These lie side
-            by side in memory, each pair at a multiple of 4 bytes, as `a.copy()` has them. Of C2R half a spectrum, as of
+        a: f16 or bf16, of any shape; for C2C and C2R its last axis holds the two parts of each number. These are
+            adjacent in memory, each pair at a multiple of 4 bytes, as in `a.copy()`. For C2R half a spectrum, as in
             `dft`.
-        out: of a's dtype; of C2C and R2C with a last axis of two, in memory as that of `a`. C2C may be into `a` itself.
+        out: of a's dtype; for C2C and R2C with a last axis of two, with the same memory layout as that of `a`. C2C may
+            write to `a` itself.
 
-    cuFFT's own transforms in f16 are of numbers of points that are powers of 2, and round between their steps; they
-    carry out what has no factor 1/n. All else is computed in f32 and rounded once. Numbers beyond 65504 are infinite in
-    f16: of n points of size 1 a sum may be n.
+    cuFFT's f16 transforms are for numbers of points that are powers of 2, and round after each step; they are used
+    where there is no factor 1/n. Everything else is computed in f32 and rounded once. Numbers beyond 65504 are infinite
+    in f16: a sum over n points of magnitude 1 can reach n.
     """
 
     op: ClassVar[str] = "half_dft"
@@ -62,21 +63,21 @@ class HalfDftRequest(TransformRequest["Tensor"]):
 
     @property
     def extents(self) -> Shape:
-        """How many numbers `a` has along each axis."""
+        """The number of numbers that `a` has along each axis."""
         return self.a.shape if self.kind == DftKind.R2C else self.a.shape[:-1]
 
     def check_fields(self) -> None:
-        given = str(self.a.layout)
+        layout = str(self.a.layout)
         if self.a.dtype not in (F16, BF16):
-            raise BadRequest("a", given, "f16 or bf16", "dft takes numbers of other dtypes")
+            raise BadRequest("a", layout, "f16 or bf16", "dft takes numbers of other dtypes")
         if self.kind != DftKind.R2C and self.a.shape[-1:] != (PAIR,):
             hint = 'kind="r2c" takes real numbers; torch.view_as_real(x) shows complex ones so'
-            raise BadRequest("a", given, "a last axis of two, the real and the imaginary parts", hint)
+            raise BadRequest("a", layout, "a last axis of two, the real and the imaginary parts", hint)
         self.check_axes()
 
     def outputs(self) -> dict[str, Output]:
-        made = self.made if self.kind == DftKind.C2R else (*self.made, PAIR)
-        return {"out": dense(made, self.a.dtype)}
+        shape = self.made if self.kind == DftKind.C2R else (*self.made, PAIR)
+        return {"out": dense(shape, self.a.dtype)}
 
     def attributes(self) -> tuple[Any, ...]:
         return self.kind, self.points, self.transformed, self.inverse, self.norm
@@ -91,8 +92,8 @@ def evaluate(request: HalfDftRequest, work: np.dtype[Any]) -> Results:
     a: Array = np.asarray(request.a).astype(work)
     if request.kind != DftKind.R2C:
         a = a[..., 0] + a.dtype.type(1) * 1j * a[..., 1]
-    made = transformed(a, request, work)
-    return {"out": made if request.kind == DftKind.C2R else np.stack((made.real, made.imag), -1)}
+    result = transformed(a, request, work)
+    return {"out": result if request.kind == DftKind.C2R else np.stack((result.real, result.imag), -1)}
 
 
 def exact(request: HalfDftRequest, work: np.dtype[Any]) -> Results:

@@ -1,4 +1,4 @@
-"""The cases of `half_dft`: what cuFFT has in 16 bits, what goes by way of f32, and wrong results that each rejects."""
+"""The cases of `half_dft`: cuFFT's 16-bit transforms, transforms by way of f32, and wrong results to reject."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ MANY = 16
 
 
 class Form(NamedTuple):
-    """How many numbers are transformed along which axes, and how they lie in memory."""
+    """The numbers that are transformed, the axes, and the memory layouts."""
 
     name: str
     shape: tuple[int, ...]
     axes: tuple[int, ...] | None = None
     points: tuple[int, ...] | None = None
-    order: tuple[int, ...] | None = None  # of the numbers' axes in memory
-    gap: int = 0  # elements of 16 bits behind each axis
+    order: tuple[int, ...] | None = None  # the order of the numbers' axes in memory
+    gap: int = 0  # elements of 16 bits after each axis
     out: tuple[tuple[int, ...] | None, int] | None = None
     in_place: bool = False
 
@@ -64,8 +64,8 @@ WITHOUT_FACTOR = ((False, DftNorm.BACKWARD), (True, DftNorm.FORWARD))
 
 
 def half_cases(row: Row) -> list[MadeCase]:
-    """Every form of every kind without a factor, and in turn with one."""
-    dtype, found = row.dtypes[0], []
+    """Every form of every kind without a factor; directions and norms with a factor alternate."""
+    dtype, cases = row.dtypes[0], []
     for kind in DftKind:
         for number, form in enumerate(FORMS):
             if form.in_place and kind is not DftKind.C2C:
@@ -73,9 +73,9 @@ def half_cases(row: Row) -> list[MadeCase]:
             for inverse, norm in {WITHOUT_FACTOR[number % 2], CHOICES[number % len(CHOICES)]}:
                 word = "inverse" if inverse else "forward"
                 name = f"{dtype}-{kind.name}-{form.name}-{word}-{norm.name}"
-                made = partial(check, form, dtype, kind, (inverse, norm))
-                found.append(MadeCase(name, made, form.name))
-    return sorted(found, key=lambda case: case.id)
+                checked = partial(check, form, dtype, kind, (inverse, norm))
+                cases.append(MadeCase(name, checked, form.name))
+    return sorted(cases, key=lambda case: case.id)
 
 
 def check(form: Form, dtype: Dtype, kind: DftKind, choice: Any, name: str, device: Device, rng: Any) -> Check:
@@ -97,17 +97,17 @@ def check(form: Form, dtype: Dtype, kind: DftKind, choice: Any, name: str, devic
 
 
 def behind(order: tuple[int, ...] | None, parts: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The order of a tensor's axes in memory: the pairs are the innermost one."""
+    """The order of a tensor's axes in memory, with the pairs innermost."""
     return (*order, len(order)) if order is not None and parts else order
 
 
 def of_half(mutation: Mutation) -> Mutation:
-    """The mutation of these requests alone."""
+    """The mutation for these requests alone."""
     return lambda request: mutation(request) if isinstance(request, HalfDftRequest) else None
 
 
 def shows(request: HalfDftRequest) -> bool:
-    """Whether the sign of the exponent shows."""
+    """Whether the sign of the exponent matters."""
     return request.a.size >= MANY and max(request.points) > PAIR
 
 

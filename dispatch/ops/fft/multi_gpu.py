@@ -1,4 +1,4 @@
-"""MultiGpuPlan: Fourier transforms over several GPUs of one machine, in place in memory that is spread over them."""
+"""MultiGpuPlan: Fourier transforms over several GPUs of one machine, in place in memory that is split between them."""
 
 from __future__ import annotations
 
@@ -39,35 +39,39 @@ Shape = tuple[int, ...]
 
 
 class MultiGpuPlan:
-    """A Fourier transform over several GPUs of one machine, for arrays that are too large for one, or too slow there.
+    """A Fourier transform over several GPUs of one machine, for arrays that are too large for one, or too slow on one.
 
-    `with MultiGpuPlan(["cuda:0", "cuda:1"], (4096, 4096)) as plan:` has memory on each GPU, which cuFFT transforms in
-    place: `write` hands an array out to it, `forward` and `inverse` transform it, `read` gathers it in natural order.
+    `with MultiGpuPlan(["cuda:0", "cuda:1"], (4096, 4096)) as plan:` allocates memory on each GPU, which cuFFT
+    transforms in place: `write` distributes an array, `forward` and `inverse` transform it, `read` gathers it in
+    natural order.
 
     Args:
-        devices: 2 to 16 GPUs of one architecture, or their names; parts go to them in this order. For tests of what is
-            around it one GPU may be named several times, and "host" too, where NumPy computes.
+        devices: 2 to 16 GPUs of one architecture, or their names; parts go to them in this order. For tests of the code
+            around it, one GPU may be named several times, and "host" too, where NumPy computes.
         shape: the points along the one to three axes that are transformed.
-        dtype: of what `forward` transforms: c64 and c128 for complex numbers, f32 and f64 for real ones, of which it
-            makes half a spectrum, n // 2 + 1 points along the last axis, as `rfftn`; `inverse` takes that.
-        batch: how many transforms side by side, a first axis that is not transformed; at least one for each GPU. Each
-            is whole on one GPU, so that nothing goes between them. None for one transform, cut over all GPUs.
+        dtype: the input of `forward`: c64 and c128 for complex numbers, f32 and f64 for real ones. Real numbers are
+            transformed to half a spectrum, n // 2 + 1 points along the last axis, as with `rfftn`; `inverse` takes
+            that.
+        batch: the number of transforms, a first axis that is not transformed; at least one for each GPU. Each transform
+            is on one GPU, so that the GPUs exchange nothing. None for one transform, split over all GPUs.
 
     Attributes:
         devices: the devices of the parts.
-        closed: whether the memory was given back.
+        closed: whether the memory was freed.
 
-    What cuFFT does not have is BadRequest before a GPU is asked. Of one transform: along one axis c64 and c128 only,
-    a power of 2 from 64 on (128 on 8 GPUs, 1024 on 16), over 2, 4, 8 or 16; along two or three axes 32 points or more
-    along the first two, more than 4096 (of double precision 2048) only with prime factors up to 127, of real numbers an
-    even number along the last axis. Of a batch nothing is refused so. Refused says that cuFFT has no plan
-    otherwise, OutOfMemory that a GPU has no room: cuFFT works in about as much memory again, of real numbers twice.
+    BadRequest is raised, before a GPU is used, for what cuFFT does not support. One transform along one axis: c64 and
+    c128 only, a power of 2 from 64 on (128 on 8 GPUs, 1024 on 16), over 2, 4, 8 or 16 GPUs. One along two or three
+    axes: 32 points or more along the first two; more than 4096 (in double precision 2048) only with prime factors up to
+    127; for real numbers an even number along the last axis. Batches have no such limits. Refused means that cuFFT has
+    no plan for another reason, OutOfMemory that a GPU has too little memory: cuFFT's work area is about as large as the
+    data, for real numbers twice as large.
 
-    Order: `write` waits for what is enqueued with the array, and what is enqueued with `parts` or a result of `read`
-    from then on waits for it; the host does not wait for `forward` and `inverse`, but for an inverse behind another
-    transform along one axis, which brings the result in natural order first, in memory that it keeps. Nothing of it may
-    be captured into a graph. The current CUDA context stays what it was. Threads may share a plan; their calls take
-    turns. Closing it, or leaving its block, gives all memory back but that which tensors of `parts` are left of.
+    Order: `write` waits for the enqueued work of the array, and work that is enqueued with `parts` or a result of
+    `read` afterwards waits for the plan. The host does not wait for `forward` and `inverse`, with one exception: an
+    inverse after another transform along one axis first brings the result into natural order, in memory that the plan
+    keeps. None of it can be captured into a graph. The current CUDA context does not change. Threads may share a plan;
+    their calls are serialized. Closing it, or leaving its block, frees all memory except that which tensors of `parts`
+    still use.
     """
 
     def __init__(
@@ -78,7 +82,7 @@ class MultiGpuPlan:
         *,
         batch: int | None = None,
     ) -> None:
-        self.closed = True  # until all is there
+        self.closed = True  # until the plan is complete
         self._lock = threading.RLock()
         anew(self, "_lock", threading.RLock)
         given, names = checks.check_dtype_of(dtype), checks.check_names(devices)
@@ -107,38 +111,39 @@ class MultiGpuPlan:
         self._scalars: dict[tuple[Device, float], Tensor] = {}
         self.closed = False
 
-    # -- what is there --------------------------------------------------------------------------------------------
+    # -- the contents ---------------------------------------------------------------------------------------------
     @property
     def shape(self) -> Shape:
-        """Of what the parts hold now, in natural order: what `read` gives."""
+        """The shape of what the parts hold now, in natural order: that of `read`'s result."""
         return self._layout.shape
 
     @property
     def dtype(self) -> Dtype:
-        """Of what the parts hold now."""
+        """The dtype of what the parts hold now."""
         return self._layout.dtype
 
     @property
     def parts(self) -> list[Tensor]:
-        """A tensor on each GPU, over the memory that is transformed: for work of your own on the elements, in place.
+        """A tensor on each GPU, over the memory that is transformed: for your own work on the elements, in place.
 
-        Which of them: those that `split` gives of an array in natural order. Before a transform that is x[a:b], a share
-        of the first axis, as of a batch always; of one transform along several axes it is x[:, a:b] behind every other
-        one, and of real numbers the signal is cut along the first axis, the spectrum along the second. Along one axis
-        results lie in strings, [strings, factor2, length]: element [s, j, k] of the g-th GPU's is point
-        (g · strings + s) · length + k + j · (number of all strings) · length.
+        They hold the pieces that `split` returns for an array in natural order. Before a transform that is x[a:b], a
+        part of the first axis; for a batch it always is. After every other transform along several axes it is x[:,
+        a:b]; for real numbers the signal is cut along the first axis, the spectrum along the second. Along one axis
+        results are in strings, [strings, factor2, length]: element [s, j, k] of the g-th GPU is point (g · strings + s)
+        · length + k + j · (number of all strings) · length.
 
-        They hold for what the memory has now: ask for them again behind each call of this plan. Rows of real numbers
-        may have padding behind them. Tensors that are kept keep the memory, when the plan is closed, too.
+        They are valid for what the memory holds now: get them again after each call of this plan. Rows of real numbers
+        may have padding after them. As long as a tensor exists, its memory stays allocated, even after the plan is
+        closed.
         """
         with self._lock:
             self._check()
             return self._tensors([(part.shape, part.strides) for part in self._layout.parts])
 
     def split(self, x: Any) -> list[Array]:
-        """Of an array as `read` gives it the pieces that the parts hold now, each of its part's shape: views of NumPy.
+        """The pieces of an array like `read`'s result that the parts hold now, in the parts' shapes: NumPy views.
 
-        So a spectrum is multiplied by another array part by part. Any dtype; BadRequest for another shape.
+        They allow to multiply a spectrum by another array part by part. Any dtype; BadRequest for another shape.
         """
         with self._lock:
             self._check()
@@ -153,14 +158,14 @@ class MultiGpuPlan:
 
     def _tensors(self, views: Iterable[tuple[Shape, Shape]], dtype: Dtype | None = None) -> list[Tensor]:
         """Views of the parts' memory, by shapes and strides in elements."""
-        made, kind = [], dtype or self._layout.dtype
+        tensors, kind = [], dtype or self._layout.dtype
         for storage, (shape, strides) in zip(self._storages, views, strict=True):
             layout = storage.device.layout(kind, shape, strides, storage.base)
-            made.append(Tensor(storage, storage.base, layout))
-        return made
+            tensors.append(Tensor(storage, storage.base, layout))
+        return tensors
 
     def _frames(self) -> list[Tensor]:
-        """The parts in the axes of the layout's frame, as pieces of an array in natural order have them."""
+        """The parts in the axes of the layout's frame, which the pieces of an array in natural order have."""
         return self._tensors([(part.extents, part.steps) for part in self._layout.parts])
 
     def _check(self) -> None:
@@ -170,7 +175,7 @@ class MultiGpuPlan:
             device.check()
 
     def _set_layout(self, layout: Layout) -> None:
-        """Have the memory count as holding an array of this layout."""
+        """Mark the memory as holding an array of this layout."""
         self._layout = layout
         if self._xt is not None:
             is_cut = layout is self._spectrum[1] and layout is not self._signal[0]
@@ -178,14 +183,14 @@ class MultiGpuPlan:
 
     # -- in and out -----------------------------------------------------------------------------------------------
     def write(self, x: Any) -> Self:
-        """Hand an array out to the GPUs; it is read before what is enqueued with it from now on.
+        """Distribute an array to the GPUs; work that is enqueued with it afterwards runs after it was read.
 
         Args:
-            x: of the plan's shape, a batch first, and dtype; of a real plan also half a spectrum. A NumPy array, a
-                tensor of any device, or one of torch, CuPy or JAX. Of a GPU it goes there directly if it is dense in C
-                order, else by way of the host.
+            x: of the plan's shape, a batch first, and dtype; for a real plan also half a spectrum. A NumPy array, a
+                tensor on any device, or one of torch, CuPy or JAX. An array on a GPU is copied directly if it is dense
+                in C order, else by way of the host.
 
-        BadType and BadRequest for anything else: what was given, and what is expected.
+        BadType and BadRequest for anything else: the argument, and what is expected.
         """
         with self._lock:
             self._check()
@@ -210,11 +215,12 @@ class MultiGpuPlan:
         """Gather the parts in natural order.
 
         Args:
-            out: where to: a NumPy array, a tensor of any device, or one of torch or CuPy, of `shape` and `dtype`; of a
-                GPU it is dense in C order if the host is not to be in between. None for a new NumPy array.
+            out: the destination: a NumPy array, a tensor on any device, or one of torch or CuPy, of `shape` and
+                `dtype`; on a GPU it must be dense in C order to avoid a copy through the host. None for a new NumPy
+                array.
 
         Returns:
-            `out`, or the new array. The host waits but for an `out` on a GPU, whose stream does.
+            `out`, or the new array. The host waits, unless `out` is on a GPU: then its stream waits.
         """
         with self._lock:
             self._check()
@@ -242,19 +248,19 @@ class MultiGpuPlan:
             return out
 
     def _is_direct(self, tensor: Tensor) -> bool:
-        """Whether copies between it and the parts need no array of the host."""
+        """Whether copies between it and the parts need no array on the host."""
         return self._xt is not None and not tensor.device.is_host and tensor.layout.is_contiguous
 
     def _layout_of(self, shape: Shape, dtype: Any) -> Layout:
-        """The layout that an array is written in; BadRequest where there is none."""
-        known = [self._signal[0], self._spectrum[0]][: 1 + self._problem.is_real]
-        for layout in known:
+        """The layout that an array is written in; BadRequest if there is none."""
+        layouts = [self._signal[0], self._spectrum[0]][: 1 + self._problem.is_real]
+        for layout in layouts:
             if (shape, dtype) == (layout.shape, layout.dtype.numpy):
                 return layout
         hint = ""
-        if any(shape == layout.shape for layout in known):
+        if any(shape == layout.shape for layout in layouts):
             hint = f"x.astype({str(self._signal[0].dtype.numpy)!r}) converts NumPy's"
-        raise BadRequest("x", shape_text(shape, dtype), " or ".join(map(str, known)), hint)
+        raise BadRequest("x", shape_text(shape, dtype), " or ".join(map(str, layouts)), hint)
 
     def _check_out(self, shape: Shape, dtype: Any) -> None:
         if (shape, dtype) != (self.shape, self.dtype.numpy):
@@ -285,12 +291,12 @@ class MultiGpuPlan:
         for device in (tensor.device, *self.devices):
             device.refuse_capture("to copy between GPUs")
         frame = self._layout.frame
-        whole = tensor.reshape(frame)
+        framed = tensor.reshape(frame)
         with tensor.device:
             stream = tensor.device.executor().stream
             tensor.storage.use(stream, write=out)
-            for part, own in zip(self._frames(), self._layout.parts, strict=True):
-                piece, home = whole[own.place], part.storage.keep[1]
+            for part, gpu_part in zip(self._frames(), self._layout.parts, strict=True):
+                piece, home = framed[gpu_part.place], part.storage.keep[1]
                 part.storage.use(home, write=not out)
                 stream.wait_for_uses(home)
                 copy(*((part, piece) if out else (piece, part)), stream)
@@ -298,12 +304,12 @@ class MultiGpuPlan:
 
     # -- transforms -----------------------------------------------------------------------------------------------
     def forward(self, norm: DftNorm | str | None = None) -> Self:
-        """`fftn` of what the parts hold, in place, or `rfftn` of real numbers; of a batch each by itself.
+        """`fftn` of what the parts hold, in place, or `rfftn` of real numbers; each transform of a batch separately.
 
         Args:
-            norm: "backward" (None) has no factor, "ortho" 1/√n, "forward" 1/n, n the points of one transform.
+            norm: "backward" (None) has no factor, "ortho" 1/√n, "forward" 1/n, where n is the points of one transform.
 
-        BadRequest where a real plan holds a spectrum.
+        BadRequest if a real plan holds a spectrum.
         """
         return self._transform(norm, inverse=False)
 
@@ -311,24 +317,24 @@ class MultiGpuPlan:
         """`ifftn` of what the parts hold, in place, or `irfftn` of half a spectrum.
 
         Args:
-            norm: "backward" (None) has the factor 1/n, "ortho" 1/√n, "forward" none, n the points of one transform.
+            norm: "backward" (None) has the factor 1/n, "ortho" 1/√n, "forward" none; n is the points of one transform.
 
-        BadRequest where a real plan holds real numbers. Of half a spectrum the imaginary parts that no spectrum of real
-        numbers has, at 0 and n/2 along the last axis, must be 0: cuFFT leaves the result open where they are not.
+        BadRequest if a real plan holds real numbers. In half a spectrum the imaginary parts that no spectrum of real
+        numbers has, at 0 and n/2 along the last axis, must be 0: otherwise cuFFT's result is undefined.
         """
         return self._transform(norm, inverse=True)
 
     def _transform(self, norm: DftNorm | str | None, *, inverse: bool) -> Self:
-        chosen = DftNorm.BACKWARD if norm is None else check_enum("norm", norm, DftNorm)
+        factor_norm = DftNorm.BACKWARD if norm is None else check_enum("norm", norm, DftNorm)
         with self._lock:
             self._check()
-            given, made = (self._spectrum, self._signal) if inverse else (self._signal, self._spectrum)
-            if self._problem.is_real and self._layout is not given[0]:
+            before, after = (self._spectrum, self._signal) if inverse else (self._signal, self._spectrum)
+            if self._problem.is_real and self._layout is not before[0]:
                 name, hint = ("inverse", "forward() makes one") if inverse else ("forward", "inverse() makes them")
-                expected = f"half a spectrum, {given[0]}" if inverse else f"real numbers, {given[0]}"
+                expected = f"half a spectrum, {before[0]}" if inverse else f"real numbers, {before[0]}"
                 raise BadRequest(name, f"a plan that holds {self._layout}", expected, f"{hint}, or write it")
             if self._xt is None:
-                self._compute(chosen, inverse=inverse, made=made)
+                self._compute(factor_norm, inverse=inverse, made=after)
                 return self
             for device in self.devices:
                 device.refuse_capture("to transform over several GPUs")
@@ -336,12 +342,12 @@ class MultiGpuPlan:
                 self._xt.restore()
                 self._layout = self._signal[0]
             self._xt.execute(inverse=inverse)
-            self._layout = made[self._xt.is_shuffled]
-            self._scale(chosen, inverse=inverse)
+            self._layout = after[self._xt.is_shuffled]
+            self._scale(factor_norm, inverse=inverse)
             return self
 
     def _scale(self, norm: DftNorm, *, inverse: bool) -> None:
-        """The factor, by a pass over each part, whose padding gets it too."""
+        """Multiply by the factor, in a pass over each part, including its padding."""
         factor = factor_of(self._problem.sizes, norm, inverse=inverse)
         if factor == 1:
             return
@@ -355,15 +361,15 @@ class MultiGpuPlan:
                 dft(part, DftKind.C2C, axes=(), factors=self._scalars[key], out=part)
 
     def _compute(self, norm: DftNorm, *, inverse: bool, made: list[Layout]) -> None:
-        """The transform by NumPy, and its result as cuFFT would leave it."""
+        """Transform with NumPy, and leave the result in the layout that cuFFT would leave it in."""
         values = self._gather(np.empty(self.shape, self.dtype.numpy))
         is_cut = self._problem.in_strings or self._layout is self._signal[0]
         self._layout = made[is_cut]
         self._scatter(computed(values, self._problem, norm, inverse=inverse).astype(self.dtype.numpy, copy=False))
 
-    # -- the end --------------------------------------------------------------------------------------------------
+    # -- closing --------------------------------------------------------------------------------------------------
     def close(self) -> None:
-        """Wait for the work of the parts and give their memory and cuFFT's plans back; a second call does nothing."""
+        """Wait for the work of the parts, and free their memory and cuFFT's plans; a second call does nothing."""
         with self._lock:
             if self.closed:
                 return

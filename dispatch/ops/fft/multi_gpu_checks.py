@@ -1,4 +1,4 @@
-"""What a transform over several GPUs may be of: what cuFFT's documentation refuses, in words, before a GPU is reached.
+"""The limits of a transform over several GPUs, from cuFFT's documentation, checked before a GPU is used.
 
 Follows https://docs.nvidia.com/cuda/cufft/#supported-functionality.
 """
@@ -37,13 +37,13 @@ Shape = tuple[int, ...]
 SPECTRUM = {C64: C64, C128: C128, F32: C64, F64: C128}
 MOST_GPUS, MOST_AXES = 16, 3
 LEAST_LINE = {2: 64, 4: 64, 8: 128, 16: 1024}  # points of one transform along one axis, by the number of GPUs
-LEAST = 32  # points along each of the axes that are cut, of one along two or three
+LEAST = 32  # points along each of the axes that are cut, of a transform along two or three axes
 LARGEST_FACTOR = 127
-ANY_FACTORS = {C64: 4096, C128: 2048}  # points along an axis, up to which they do not matter
+ANY_FACTORS = {C64: 4096, C128: 2048}  # points along an axis; up to this number any prime factors are supported
 
 
 def check_names(given: Any) -> list[Device | str]:
-    """The devices or their names, as many as cuFFT takes."""
+    """The devices or their names; BadRequest unless cuFFT supports the number of them."""
     if isinstance(given, (str, Device)) or not isinstance(given, Iterable):
         raise BadRequest("devices", shown(given), "a list, a GPU for each part", 'such as ["cuda:0", "cuda:1"]')
     names = list(given)
@@ -59,16 +59,16 @@ def check_names(given: Any) -> list[Device | str]:
 def check_devices(names: list[Device | str]) -> list[Device]:
     """The devices: GPUs of one architecture, or the host several times."""
     devices = [name if isinstance(name, Device) else device_of(name) for name in names]
-    named = ", ".join(f"{device} ({device.arch})" for device in devices)
+    names_and_archs = ", ".join(f"{device} ({device.arch})" for device in devices)
     if len({device.is_host for device in devices}) > 1:
-        raise BadRequest("devices", named, "GPUs, or the host several times")
+        raise BadRequest("devices", names_and_archs, "GPUs, or the host several times")
     if len({device.arch for device in devices}) > 1:
-        raise BadRequest("devices", named, "GPUs of one architecture, as cuFFT needs them")
+        raise BadRequest("devices", names_and_archs, "GPUs of one architecture, as cuFFT needs them")
     return devices
 
 
 def check_dtype_of(given: Any) -> Dtype:
-    """The dtype of what is transformed forward."""
+    """The dtype of the input of a forward transform."""
     dtype = check_dtype("dtype", given)
     if dtype not in SPECTRUM:
         raise BadRequest("dtype", str(dtype), "c64 or c128, or f32 or f64 for real numbers")
@@ -76,7 +76,7 @@ def check_dtype_of(given: Any) -> Dtype:
 
 
 def check_batch(batch: Any, count: int) -> int:
-    """How many transforms there are, None for one."""
+    """The number of transforms; one for None."""
     if batch is None:
         return 1
     try:
@@ -87,7 +87,7 @@ def check_batch(batch: Any, count: int) -> int:
 
 
 def check_sizes(given: Any, dtype: Dtype, batch: int, count: int) -> Shape:
-    """The points along each axis; of several transforms, which are whole on one GPU each, any numbers of them."""
+    """The points along each axis; a batch may have any, because each of its transforms is on one GPU."""
     sizes = check_shape("shape", given, dtype.bits)
     if not 1 <= len(sizes) <= MOST_AXES or 0 in sizes:
         hint = "batch=n adds an axis that is not transformed"
@@ -98,7 +98,7 @@ def check_sizes(given: Any, dtype: Dtype, batch: int, count: int) -> Shape:
 
 
 def _check_line(sizes: Shape, dtype: Dtype, count: int) -> None:
-    """One transform along one axis."""
+    """Check one transform along one axis."""
     shown_sizes, (n,) = str(list(sizes)), sizes
     if not dtype.is_complex:
         hint = "convert them to complex ones, or transform them on one GPU: dispatch.fft.rfft"
@@ -115,7 +115,7 @@ def _check_line(sizes: Shape, dtype: Dtype, count: int) -> None:
 
 
 def _check_cut(sizes: Shape, dtype: Dtype, count: int) -> None:
-    """One transform along two or three axes."""
+    """Check one transform along two or three axes."""
     shown_sizes = str(list(sizes))
     if min(sizes[:2]) < LEAST:
         hint = "batch=n has whole transforms on each GPU, of any size"
@@ -134,7 +134,7 @@ def _check_cut(sizes: Shape, dtype: Dtype, count: int) -> None:
 
 
 def largest_factor(n: int) -> int:
-    """The largest prime factor of a number; of more than a few billion the rest that is left by small ones."""
+    """The largest prime factor of a number; beyond a few billion, what remains after dividing by small ones."""
     largest, factor = 1, 2
     while factor <= LARGEST_FACTOR and factor * factor <= n:
         while n % factor == 0:
@@ -144,7 +144,7 @@ def largest_factor(n: int) -> int:
 
 
 def operand_of(name: str, given: Any) -> tuple[Tensor | None, AbstractContextManager[Any]]:
-    """What is given as a tensor, None for what only NumPy knows; and the block of its library's current stream."""
+    """The argument as a tensor, None if only NumPy supports it; and a context with its library's current stream."""
     if isinstance(given, Tensor):
         return given, NULL_CONTEXT
     framework = framework_of(type(given))
@@ -158,5 +158,5 @@ def operand_of(name: str, given: Any) -> tuple[Tensor | None, AbstractContextMan
 
 
 def shape_text(shape: Shape, dtype: Any) -> str:
-    """A shape and a dtype of NumPy's, in this library's words."""
+    """A shape and a NumPy dtype in this library's notation."""
     return f"{Dtype.by_numpy.get(dtype, dtype)}{list(shape)}"

@@ -1,4 +1,4 @@
-"""Transforms over several GPUs as NumPy has them, for plans whose parts are all on the host, and their factors."""
+"""Transforms over several GPUs computed by NumPy, for plans whose parts are all on the host, and their factors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def computed(values: Array, problem: Problem, norm: DftNorm, *, inverse: bool) -
 
 
 def factor_of(sizes: tuple[int, ...], norm: DftNorm, *, inverse: bool) -> float:
-    """What sums are multiplied by."""
+    """The factor of the sums."""
     points = math.prod(sizes)
     if norm == DftNorm.ORTHO:
         return 1 / math.sqrt(points)
@@ -34,6 +34,6 @@ def factor_of(sizes: tuple[int, ...], norm: DftNorm, *, inverse: bool) -> float:
 
 
 def factors_on_host(n: int, count: int) -> Factors:
-    """How a result along one axis lies: one string for each part."""
+    """The layout of a result along one axis: one string for each part."""
     factor2 = 1 << (n.bit_length() - 1) // 2
     return Factors(factor2, count, n // factor2 // count)

@@ -1,6 +1,6 @@
-"""Discrete Fourier transforms by NumPy: what the host computes, and in extended precision what is right.
+"""Discrete Fourier transforms by NumPy: the host's implementation, and in extended precision the expected results.
 
-NumPy's transforms keep single precision from NumPy 2 on, and extended precision where the machine has it.
+NumPy's transforms keep single precision from NumPy 2 on, and extended precision if the machine has it.
 """
 
 from __future__ import annotations
@@ -33,31 +33,33 @@ def exact(request: DftRequest, work: np.dtype[Any]) -> Results:
 
 
 def _multiplied(request: DftRequest, work: np.dtype[Any]) -> Array:
-    """The operand with its factors, in a working dtype."""
+    """The operand times its factors, in a working dtype."""
     a = np.asarray(request.a)
     if request.factors is None:
         return a
-    given = (np.asarray(one) for one in (a, request.factors))
-    one, other = (x.astype(np.result_type(work, np.complex64) if x.dtype.kind == "c" else work) for x in given)
+    arrays = (np.asarray(one) for one in (a, request.factors))
+    one, other = (x.astype(np.result_type(work, np.complex64) if x.dtype.kind == "c" else work) for x in arrays)
     return np.asarray(one * other)
 
 
 def transformed(a: Array, request: TransformRequest[Any], work: np.dtype[Any]) -> Array:
-    """The transform of an array as a request describes it; the sums first, the factor behind them."""
+    """The transform of an array that a request describes: the sums first, then the factor."""
     spectrum = np.result_type(work, np.complex64)
-    given: Any = a.astype(spectrum if a.dtype.kind == "c" else work)
+    converted: Any = a.astype(spectrum if a.dtype.kind == "c" else work)
     axes, points, inverse = request.transformed, request.points, request.inverse
-    found: Any
+    result: Any
     if request.kind == DftKind.R2C:
-        found = np.fft.rfftn(given, points, axes)
-        found = found.conj() if inverse else found
+        result = np.fft.rfftn(converted, points, axes)
+        result = result.conj() if inverse else result
     elif request.kind == DftKind.C2R:
-        found = np.fft.irfftn(given if inverse else given.conj(), points, axes, norm="forward")
+        result = np.fft.irfftn(converted if inverse else converted.conj(), points, axes, norm="forward")
     elif not axes:
-        found = given.astype(spectrum)
+        result = converted.astype(spectrum)
     else:
-        found = np.fft.ifftn(given, points, axes, norm="forward") if inverse else np.fft.fftn(given, points, axes)
-    return np.asarray(found * found.real.dtype.type(request.factor))
+        result = (
+            np.fft.ifftn(converted, points, axes, norm="forward") if inverse else np.fft.fftn(converted, points, axes)
+        )
+    return np.asarray(result * result.real.dtype.type(request.factor))
 
 
 def numpy_dft(request: DftRequest, executor: object, row: Row) -> NumpyPlan:

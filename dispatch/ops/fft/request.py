@@ -1,4 +1,4 @@
-"""DftRequest: which discrete Fourier transform over which axes. Making one validates it; this file calls nothing."""
+"""DftRequest: a discrete Fourier transform and its axes. Making one validates it; this file calls no library."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MAX_POINTS = 2**62  # along an axis
 
 
 class DftKind(Choice):
-    """Which numbers a transform makes of which: C2C complex of complex, R2C half a spectrum of real, C2R the reverse.
+    """The numbers of a transform: C2C complex to complex, R2C real to half a spectrum, C2R half a spectrum to real.
 
     Half a spectrum has n // 2 + 1 of the n points along the last axis: the others are the conjugates of these.
     """
@@ -38,7 +38,7 @@ class DftKind(Choice):
 
 
 class DftNorm(Choice):
-    """Which direction is divided by the number of points n: BACKWARD, FORWARD, or ORTHO both, by its square root."""
+    """The direction that is divided by the number of points n: BACKWARD, FORWARD, or ORTHO: both, by √n."""
 
     BACKWARD = 0
     ORTHO = 1
@@ -46,15 +46,16 @@ class DftNorm(Choice):
 
 
 class TransformRequest(OperandRequest[R_co]):
-    """What requests for transforms share: which axes of `a` are transformed, and how many points each has.
+    """The common fields of requests for transforms: the transformed axes of `a`, and the number of points along each.
 
     Attributes:
-        kind: which numbers it makes of which, "c2c", "r2c" or "c2r".
-        s: how many points along each of the axes: more than `a` has are zeros, of more than these only the first are
-            read. None takes what `a` has, of C2R 2·(m - 1) along the last axis, where it has m.
+        kind: the numbers of the transform: "c2c", "r2c" or "c2r".
+        s: the number of points along each of the axes: `a` is padded with zeros or cut off to it. None takes the
+            extents of `a`, for C2R 2·(m - 1) along the last axis, where its extent is m.
         axes: the axes that are transformed, each once; None for the last ones that `s` has numbers for, or for all.
         inverse: the sign of the exponent.
-        norm: the factor f; "backward" has 1/n if `inverse`, "forward" unless, "ortho" 1/√n either way.
+        norm: the factor f; "backward" is 1/n if `inverse`, "forward" 1/n if not `inverse`, "ortho" 1/√n in both
+            directions.
     """
 
     a: Tensor
@@ -66,7 +67,7 @@ class TransformRequest(OperandRequest[R_co]):
 
     @property
     def extents(self) -> Shape:
-        """How many numbers `a` has along each axis."""
+        """The number of numbers that `a` has along each axis."""
         return self.a.shape
 
     def check_axes(self) -> None:
@@ -90,7 +91,7 @@ class TransformRequest(OperandRequest[R_co]):
     def _check_points(self) -> None:
         if self.s is not None:
             for n in _tuple(self.s):
-                if type(n) is not int or n != -1:  # NumPy's word for all that there are
+                if type(n) is not int or n != -1:  # NumPy's notation for all points
                     check_int("s", n, 1, MAX_POINTS)
         for axis, n in zip(self.transformed, self.points, strict=True):
             if n < 1:
@@ -100,7 +101,7 @@ class TransformRequest(OperandRequest[R_co]):
 
     @cached_property
     def transformed(self) -> Shape:
-        """The axes that are transformed, from 0 on, in the order in which they were given."""
+        """The axes that are transformed, as numbers from 0 on, in the order of the argument."""
         rank = len(self.extents)
         if self.axes is None:
             return tuple(range(rank))[rank - (rank if self.s is None else len(_tuple(self.s))) :]
@@ -108,22 +109,22 @@ class TransformRequest(OperandRequest[R_co]):
 
     @cached_property
     def points(self) -> Shape:
-        """How many points there are along each of them."""
+        """The number of points along each of them."""
         shape = self.extents
-        asked = (-1,) * len(self.transformed) if self.s is None else _tuple(self.s)
-        n = [shape[axis] if one == -1 else one for axis, one in zip(self.transformed, asked, strict=False)]
+        numbers = (-1,) * len(self.transformed) if self.s is None else _tuple(self.s)
+        n = [shape[axis] if one == -1 else one for axis, one in zip(self.transformed, numbers, strict=False)]
         if self.kind == DftKind.C2R and self.s is None:
             n[-1] = 2 * (shape[self.transformed[-1]] - 1)
         return tuple(n)
 
     @cached_property
     def read(self) -> Shape:
-        """The extents of what is transformed: of `a` as it is cut off or filled up with zeros."""
+        """The extents of the transform's input: `a` cut off or padded with zeros."""
         return self._of_points(halved=self.kind == DftKind.C2R)
 
     @property
     def factor(self) -> float:
-        """What a sum is multiplied by."""
+        """The factor of the sums."""
         n = math.prod(self.points)
         if self.norm == DftNorm.ORTHO:
             return 1 / math.sqrt(n)
@@ -131,11 +132,11 @@ class TransformRequest(OperandRequest[R_co]):
 
     @property
     def made(self) -> Shape:
-        """How many numbers the result has along each axis."""
+        """The number of numbers of the result along each axis."""
         return self._of_points(halved=self.kind == DftKind.R2C)
 
     def _of_points(self, *, halved: bool) -> Shape:
-        """The extents of `a` with the numbers of points in their places, the last one that of half a spectrum."""
+        """The extents of `a` with the numbers of points along the axes; `halved`: the last as in half a spectrum."""
         extents = list(self.extents)
         for axis, n in zip(self.transformed, self.points, strict=True):
             extents[axis] = n
@@ -148,18 +149,19 @@ class TransformRequest(OperandRequest[R_co]):
 class DftRequest(TransformRequest["Tensor"]):
     """out[k] = f · Σ a[t] · exp(∓2πi (k₀t₀/n₀ + k₁t₁/n₁ + …)): a discrete Fourier transform over some axes.
 
-    The sign is minus, or plus if `inverse`. `dispatch.fft` has the same in NumPy's words.
+    The sign is minus, or plus if `inverse`. `dispatch.fft` has the same with NumPy's signatures.
 
     Attributes:
-        a: any shape and any strides; c64, c128, f32, f64, f16, bf16 or whole numbers. Of C2R half a spectrum: the
-            imaginary parts that no spectrum of real numbers has are not read, as NumPy does it.
-        factors: what each element of `a` is multiplied by before: a window, or another spectrum. Of a shape that
-            broadcasts to a's; real or, but for R2C, complex, of the precision that is computed in.
-        out: of a's shape with s along the axes, of R2C s // 2 + 1 along the last one. C2C may be into `a` itself. c64
-            of c64, f32, f16 and bf16, c128 of c128, f64 and whole numbers; of C2R f32 of c64 and f32, f64 of the rest.
+        a: any shape and any strides; c64, c128, f32, f64, f16, bf16 or whole numbers. For C2R half a spectrum: the
+            imaginary parts that no spectrum of real numbers has are not read, as in NumPy.
+        factors: multiplied with each element of `a` before the transform: a window, or another spectrum. Of a shape
+            that broadcasts to a's; real or, except for R2C, complex, of the precision of the computation.
+        out: of a's shape with s along the axes, for R2C s // 2 + 1 along the last one. C2C may write to `a` itself. c64
+            for c64, f32, f16 and bf16, c128 for c128, f64 and whole numbers; for C2R f32 for c64 and f32, f64 for the
+            rest.
 
     Follows https://numpy.org/doc/stable/reference/routines.fft.html#implementation-details. `a` is never overwritten,
-    unless it is `out`. Zeros are transformed as zeros are, and a NaN reaches all that is made of it.
+    unless it is `out`. Zeros are transformed like other numbers: a NaN affects all results that depend on it.
     """
 
     op: ClassVar[str] = "dft"
@@ -185,7 +187,7 @@ class DftRequest(TransformRequest["Tensor"]):
         factors = self.factors
         if factors is None:
             return
-        real, spectrum = COMPUTED[result_dtype(self.a.dtype, self.kind)]  # type: ignore[index]  # it has one
+        real, spectrum = COMPUTED[result_dtype(self.a.dtype, self.kind)]  # type: ignore[index]  # check_fields checked it
         wanted = (real,) if self.kind == DftKind.R2C else (real, spectrum)
         if factors.dtype not in wanted:
             words = " or ".join(map(str, wanted))
@@ -196,17 +198,17 @@ class DftRequest(TransformRequest["Tensor"]):
 
     def _check_dtype_of_a(self) -> None:
         dtype, kind = self.a.dtype, self.kind
-        given = str(self.a.layout)
+        layout = str(self.a.layout)
         if kind == DftKind.R2C and dtype.is_complex:
             hint = 'kind="c2c" (dispatch.fft.fft) takes complex numbers'
-            raise BadRequest("a", given, "real numbers, for R2C", hint)
+            raise BadRequest("a", layout, "real numbers, for R2C", hint)
         if result_dtype(dtype, kind) is None:
             wanted = "c64, c128, f32, f64 or whole numbers, for C2R" if kind == DftKind.C2R else NUMBERS
-            raise BadRequest("a", given, wanted, "convert it: a.astype('f32')")
+            raise BadRequest("a", layout, wanted, "convert it: a.astype('f32')")
 
     def outputs(self) -> dict[str, Output]:
         dtype = result_dtype(self.a.dtype, self.kind)
-        return {"out": dense(self.made, dtype)}  # type: ignore[arg-type]  # there is one, check_fields saw
+        return {"out": dense(self.made, dtype)}  # type: ignore[arg-type]  # check_fields checked it
 
     def attributes(self) -> tuple[Any, ...]:
         return self.kind, self.points, self.transformed, self.inverse, self.norm
@@ -216,7 +218,7 @@ NUMBERS = "c64, c128, f32, f64, f16, bf16 or whole numbers"
 
 
 def result_dtype(dtype: Dtype, kind: DftKind | str) -> Dtype | None:
-    """What a transform gives for an operand of a dtype; None where there is none."""
+    """The dtype of the result for an operand's dtype; None if it is not supported."""
     return (REALS if kind == DftKind.C2R else SPECTRA).get(dtype)
 
 

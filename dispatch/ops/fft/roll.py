@@ -1,4 +1,4 @@
-"""Elements moved along axes, those that fall off coming in at the other end: `roll`, by a kernel or by NumPy.
+"""Elements moved along axes; those that pass the end reappear at the start: `roll`, by a kernel or by NumPy.
 
 `dispatch.fft.fftshift` and `ifftshift` are rolls by half of each axis.
 """
@@ -32,16 +32,16 @@ __all__ = ["MOST_AXES", "RollRequest", "evaluate", "kernel_of", "numpy_roll", "n
 MOST_AXES = 12
 MOST = 2**62
 THREADS = 256
-SMALL = 1 << 31  # elements that 32 bits count
+SMALL = 1 << 31  # element counts below it fit in 32 bits
 
 
 @dataclass(frozen=True, eq=False)
 class RollRequest(OperandRequest["Tensor"]):
-    """out[…, (i + shift) % n, …] = x[…, i, …] along some axes, as `numpy.roll` has it.
+    """out[…, (i + shift) % n, …] = x[…, i, …] along some axes, as in `numpy.roll`.
 
     Attributes:
         x: any shape, strides and dtype but f4e2m1.
-        shift: how many places, of either sign; one for each of the axes, or one for all of them.
+        shift: the number of places, of either sign; one for each of the axes, or one for all of them.
         axis: the axes, each once; None rolls the elements in row-major order.
         out: of x's shape and dtype; not `x` itself.
 
@@ -81,7 +81,7 @@ class RollRequest(OperandRequest["Tensor"]):
 
     @cached_property
     def turns(self) -> tuple[int, ...]:
-        """How many places along each axis, from 0 on; of the elements in row-major order one number alone."""
+        """The number of places along each axis, 0 or more; a single number for elements in row-major order."""
         shape = self.x.shape
         shifts = self.shift if isinstance(self.shift, tuple) else (self.shift,)
         if self.axis is None:
@@ -98,7 +98,7 @@ class RollRequest(OperandRequest["Tensor"]):
 
 # -- NumPy ------------------------------------------------------------------------------------------------------------
 def evaluate(request: RollRequest, work: np.dtype[Any]) -> Results:
-    """The output by name; nothing is computed, so that the working dtype is not asked for."""
+    """The output by name; nothing is computed, so the working dtype is not used."""
     del work
     turns = request.turns
     return {"out": np.roll(np.asarray(request.x), *((turns[0],) if request.axis is None else (turns, _all(turns))))}
@@ -171,8 +171,8 @@ def kernel_of(request: RollRequest) -> Kernel:
 
 @cache
 def _kernel(nbytes: int, wide: bool) -> Kernel:
-    chosen = {"BYTES": nbytes, "WORD": WORDS[nbytes], "INDEX": "unsigned long long" if wide else "unsigned"}
-    return Kernel(SOURCE, "roll", launch, ("-std=c++17", *(f"-D{name}={value}" for name, value in chosen.items())))
+    macros = {"BYTES": nbytes, "WORD": WORDS[nbytes], "INDEX": "unsigned long long" if wide else "unsigned"}
+    return Kernel(SOURCE, "roll", launch, ("-std=c++17", *(f"-D{name}={value}" for name, value in macros.items())))
 
 
 def launch(request: RollRequest) -> Launch:

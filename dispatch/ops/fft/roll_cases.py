@@ -1,4 +1,4 @@
-"""The cases of `roll`: to the bit what NumPy gives, in all layouts."""
+"""The cases of `roll`: bitwise equal to NumPy's results, in all layouts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["ROLL_MUTATIONS", "roll_cases"]
 
 
 class Form(NamedTuple):
-    """What is rolled, and how it lies in memory."""
+    """The operand of a roll, and the memory layouts."""
 
     shape: tuple[int, ...]
     shift: int | tuple[int, ...]
@@ -59,11 +59,11 @@ def roll_cases(row: Row) -> list[MadeCase]:
 
 
 def check(form: Form, dtype: Dtype, name: str, device: Device, rng: Any) -> Check:
-    """A case with fresh operands: numbers of a few bits, which every dtype has."""
+    """A case with fresh operands: small integers, which every dtype represents."""
     values = rng.integers(0, 2 if dtype.numpy.kind == "b" else 8, form.shape).astype(np.float32).astype(dtype.numpy)
     x = place(device, values, form.order, form.gap)
     request = RollRequest(x.view, form.shift, form.axis)
-    request, written = with_outputs(request, lambda made: place(device, made, form.out_order, form.gap))
+    request, written = with_outputs(request, lambda output: place(device, output, form.out_order, form.gap))
     expected = {"out": _wide(evaluate(request, EXACT)["out"])}
     return Check(name, request, expected, {"out": np.zeros(())}, written)
 

@@ -1,4 +1,4 @@
-"""How far the result of a transform may be off, and the numbers that cases transform."""
+"""Error bounds for the results of transforms, and the numbers that cases transform."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 
 __all__ = ["SpectrumCheck", "another_norm", "drawn", "of_kind", "spectrum_check"]
 
-EPS = {C64: 2.0**-23, F32: 2.0**-23, F16: 2.0**-13}  # of f16 an eighth: roundoff grows as the root of log2(n)
-ROUNDED = {BF16: 2.0**-8}  # what is only rounded to a dtype is off, whatever the size
-FACTOR = 4.0  # times eps·log2(2n): what transforms of some thousand sizes on an H100 keep to, primes included
+EPS = {C64: 2.0**-23, F32: 2.0**-23, F16: 2.0**-13}  # for f16 an eighth: roundoff grows as the root of log2(n)
+ROUNDED = {BF16: 2.0**-8}  # a result that is only rounded to a dtype, whatever the size
+FACTOR = 4.0  # times eps·log2(2n): the bound that transforms of some thousand sizes on an H100 meet, primes included
 
 
 @dataclass(frozen=True)
 class SpectrumCheck(Check):
-    """A check whose results are held to the norm of all points that one transform makes.
+    """A check that compares errors with the norm of all points of one transform.
 
-    What transforms are off is of the size of the largest points wherever they are: relative to the norm it is a small
-    multiple of eps·log2(n), which is what is allowed.
+    The errors of a transform are proportional to its largest points, wherever these are: relative to the norm they are
+    a small multiple of eps·log2(n), which is the limit.
 
     Attributes:
-        axes: those that are transformed.
-        limit: how far a result may be off, relative to the norm of each transform.
-        dropped: the squared norms of what transforms to real numbers drop, to which roundoff is relative, too.
+        axes: the axes that are transformed.
+        limit: the largest error, relative to the norm of each transform.
+        dropped: the squared norms of the part that transforms to real numbers drop; roundoff is relative to it, too.
     """
 
     axes: tuple[int, ...] = ()
@@ -66,16 +66,16 @@ def spectrum_check(
     points: float,
     dropped: Array | None = None,
 ) -> SpectrumCheck:
-    """The check of a request whose transforms have so many points.
+    """The check of a request whose transforms have `points` points.
 
-    `dropped` is what a transform to real numbers drops of a spectrum of one or two points, of the shape of the result:
-    the imaginary part may be much larger than the real one that is kept, and a product is rounded as a whole.
+    `dropped` is the part of a spectrum of one or two points that a transform to real numbers drops, in the result's
+    shape: the imaginary part may be much larger than the real part of the result, and a product is rounded as a whole.
     """
     eps = EPS.get(request.outputs()["out"].dtype, 2.0**-52)
     limit = ROUNDED.get(request.outputs()["out"].dtype, FACTOR * eps * float(np.log2(2 * points)))
-    beside = 0.0 if dropped is None else _norms(dropped, axes) ** 2
-    size = np.broadcast_to(np.sqrt(_norms(expected["out"], axes) ** 2 + beside) * limit, expected["out"].shape)
-    return SpectrumCheck(name, request, expected, {"out": size}, written, axes=axes, limit=limit, dropped=beside)
+    dropped_norm = 0.0 if dropped is None else _norms(dropped, axes) ** 2
+    size = np.broadcast_to(np.sqrt(_norms(expected["out"], axes) ** 2 + dropped_norm) * limit, expected["out"].shape)
+    return SpectrumCheck(name, request, expected, {"out": size}, written, axes=axes, limit=limit, dropped=dropped_norm)
 
 
 def _norms(values: Array, axes: tuple[int, ...]) -> Array:
@@ -83,26 +83,26 @@ def _norms(values: Array, axes: tuple[int, ...]) -> Array:
 
 
 def drawn(rng: np.random.Generator, dtype: Dtype, shape: tuple[int, ...]) -> Array:
-    """Numbers of both signs where there are such."""
+    """Random numbers, of both signs if the dtype has them."""
     if dtype in WHOLE:
         low, high = (0, 2) if dtype.numpy.kind == "b" else (0, 100) if dtype.numpy.kind == "u" else (-100, 100)
         return np.asarray(rng.integers(low, high, shape).astype(dtype.numpy))
-    made = rng.standard_normal(shape)
-    return np.asarray((made + 1j * rng.standard_normal(shape) if dtype.is_complex else made).astype(dtype.numpy))
+    values = rng.standard_normal(shape)
+    return np.asarray((values + 1j * rng.standard_normal(shape) if dtype.is_complex else values).astype(dtype.numpy))
 
 
 def of_kind(form: Any, kind: DftKind) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-    """The shape of a form's operand and its numbers of points: for C2R half a spectrum, of as many as it would have."""
+    """The shape of a form's operand and its numbers of points: for C2R that of half a spectrum of so many points."""
     shape, points = list(form.shape), form.points
     if kind is DftKind.C2R:
         axes = form.axes or tuple(range(len(shape)))
-        points = tuple(shape[axis] for axis in axes) if points is None else points  # odd ones are to be said
+        points = tuple(shape[axis] for axis in axes) if points is None else points  # odd numbers must be passed as `s`
         shape[axes[-1]] = shape[axes[-1]] // 2 + 1
     return tuple(shape), points
 
 
 def another_norm(evaluate: Formula) -> Mutation:
-    """The wrong result of another factor, where there is one."""
+    """The wrong result of another factor, if there is one."""
 
     def mutation(request: Any) -> Results | None:
         if int(np.prod(request.points)) == 1 or not request.a.size:

@@ -1,7 +1,7 @@
 """Gated activations, act(gate) · up, as in gated MLPs, and their gradients: `gated_activation`, `gated_activation_bwd`.
 
-Carried out by kernels of this library, which NVRTC compiles for the GPU at hand, or by NumPy: SwiGLU, GEGLU, ReGLU and
-GLU of https://arxiv.org/abs/2002.05202, behind their products.
+They run on kernels of this library, compiled by NVRTC for the GPU, or on NumPy. Applied to two products, they are the
+SwiGLU, GEGLU, ReGLU and GLU of https://arxiv.org/abs/2002.05202.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = [
 class GatedMode(Choice):
     """The activation of a gate.
 
-    SILU x · sigmoid(x), GELU x · Φ(x) by the error function, GELU_TANH its approximation by tanh, RELU max(x, 0),
+    SILU x · sigmoid(x), GELU x · Φ(x) with the error function, GELU_TANH its tanh approximation, RELU max(x, 0),
     SIGMOID 1 / (1 + e^-x).
     """
 
@@ -63,10 +63,11 @@ class GatedActivationRequest(OperandRequest["Tensor"]):
     """act(gate) · up, element by element: computed in f32, f64 for f64, and rounded once.
 
     Attributes:
-        gate: what the activation is of; any shape and strides, such as one half of a product's columns.
-        up: what it is multiplied by, of gate's shape and dtype.
+        gate: the operand of the activation; any shape and strides, such as one half of a product's columns.
+        up: the factor, of gate's shape and dtype.
         mode: the activation.
-        out: of gate's shape and dtype; it may be gate or up itself. Left open, it lies in memory as gate does, densely.
+        out: of gate's shape and dtype; it may be gate or up itself. None allocates a dense one with the order of gate's
+            axes in memory.
     """
 
     op: ClassVar[str] = "gated_activation"
@@ -79,7 +80,7 @@ class GatedActivationRequest(OperandRequest["Tensor"]):
     out: Tensor | None = None
 
     def check_fields(self) -> None:
-        """One shape and one dtype."""
+        """Check that all operands have one shape and one dtype."""
         same_as_first(self)
 
 
@@ -88,11 +89,11 @@ class GatedActivationBwdRequest(OperandRequest["tuple[Tensor, Tensor]"]):
     """dgate = dy · up · act'(gate) and dup = dy · act(gate): the gradients of `GatedActivationRequest`.
 
     Attributes:
-        gate, up: what the forward pass read.
+        gate, up: the operands of the forward pass.
         dy: the gradient of its result. All three have one shape and dtype.
         mode: that of the forward pass.
-        dgate, dup: of gate's shape and dtype; each may be one of the operands itself. Left open, they lie in memory as
-            gate and up do, densely.
+        dgate, dup: of gate's shape and dtype; each may be one of the operands itself. None allocates dense ones with
+            the order of gate's and up's axes in memory.
     """
 
     op: ClassVar[str] = "gated_activation_bwd"
@@ -113,13 +114,13 @@ class GatedActivationBwdRequest(OperandRequest["tuple[Tensor, Tensor]"]):
         return {"dgate": like(self.gate.layout), "dup": like(self.up.layout)}
 
     def check_fields(self) -> None:
-        """One shape and one dtype."""
+        """Check that all operands have one shape and one dtype."""
         same_as_first(self)
 
 
-# -- what is right, in NumPy ------------------------------------------------------------------------------------------
-INNER, CUBIC = math.sqrt(2 / math.pi), 0.044715  # of GELU by tanh
-FAR = 30  # where tanh(INNER · (x + CUBIC · x³)) has long been 1, and x³ no infinity
+# -- in NumPy: for the host's rows in their own precision, and as the reference in f64 --------------------------------
+INNER, CUBIC = math.sqrt(2 / math.pi), 0.044715  # of GELU's tanh approximation
+FAR = 30  # tanh(INNER · (x + CUBIC · x³)) is 1 there, and x³ is finite
 error_function: Any = np.frompyfunc(math.erfc, 1, 1)
 
 
@@ -130,7 +131,7 @@ def evaluate(request: Any, work: np.dtype[Any]) -> Results:
     if isinstance(request, GatedActivationRequest):
         return {"out": active * up}
     dy = values(request.dy, work)
-    if mode is GatedMode.RELU:  # a choice: what is dropped may be infinite
+    if mode is GatedMode.RELU:  # no product: a dropped factor may be infinite
         return {"dgate": np.where(gate > 0, dy * up, np.where(gate <= 0, 0, gate)), "dup": dy * active}
     return {"dgate": dy * up * slope, "dup": dy * active}
 
@@ -146,13 +147,13 @@ def activated(mode: GatedMode, x: Array) -> tuple[Array, Array]:
     if mode is GatedMode.GELU_TANH:
         near = np.clip(x, -FAR, FAR)
         inner = 2 * x.dtype.type(INNER) * (near + x.dtype.type(CUBIC) * near**3)
-        share, rest = sigmoid(inner), sigmoid(-inner)
+        share, complement = sigmoid(inner), sigmoid(-inner)
         steep = 2 * x.dtype.type(INNER) * (1 + 3 * x.dtype.type(CUBIC) * near * near)
-        return np.asarray(x * share), np.asarray(share + x * share * rest * steep)
-    share, rest = sigmoid(x), sigmoid(-x)
+        return np.asarray(x * share), np.asarray(share + x * share * complement * steep)
+    share, complement = sigmoid(x), sigmoid(-x)
     if mode is GatedMode.SIGMOID:
-        return share, np.asarray(share * rest)
-    return np.asarray(x * share), np.asarray(share * (1 + x * rest))
+        return share, np.asarray(share * complement)
+    return np.asarray(x * share), np.asarray(share * (1 + x * complement))
 
 
 # -- the kernels ------------------------------------------------------------------------------------------------------
@@ -243,13 +244,13 @@ extern "C" __global__ void gated_activation_bwd(
 """
 SOURCE = NUMBERS + TYPES + VECTORS + KERNELS
 THREADS = 256
-SMALL = 1 << 30  # threads that 32 bits count, those of the last block that have nothing to do included
+SMALL = 1 << 30  # the most threads for 32-bit indices, including idle threads of the last block
 MAX_AXES = 6
 
 
 @cache
 def _work(rank: int) -> Any:
-    """The kernels' struct: 64-bit numbers in a row, as many as the rank asks for."""
+    """The kernels' struct: an array of 64-bit numbers, whose length depends on the rank."""
     return type("Work", (ctypes.Structure,), {"_fields_": [("numbers", ctypes.c_int64 * (1 + 6 * rank))]})
 
 
@@ -283,11 +284,11 @@ def _kernel(op: str, dtype: Dtype, mode: GatedMode, vector: int, rank: int, wide
 
 
 def launch(request: Any) -> Launch:
-    """A thread for each vector."""
+    """One thread for each vector."""
     _vector, axes = lines_of(request)
     count, operands = _count(axes), len(request.reads) + len(request.writes)
-    steps = [[axis.strides[place] if place < operands else 0 for axis in axes] for place in range(5)]
-    numbers = (count, *(axis.extent for axis in axes), *(step for line in steps for step in line))
+    strides = [[axis.strides[number] if number < operands else 0 for axis in axes] for number in range(5)]
+    numbers = (count, *(axis.extent for axis in axes), *(step for line in strides for step in line))
     work = _work(len(axes))((ctypes.c_int64 * len(numbers))(*numbers))
     return Launch((-(-count // THREADS),), (THREADS,), (work,))
 
@@ -297,23 +298,23 @@ def _count(axes: list[Axis]) -> int:
 
 
 def lines_of(request: Any) -> tuple[int, list[Axis]]:
-    """How many elements are read at once, 16 bytes where all lie so, else one; and the axes, the last one in such."""
+    """The elements per load (16 bytes if all layouts allow it, else one), and the axes, the last one in vectors."""
     layouts = [request.layout_of(name) for name in (*request.reads, *request.writes)]
     ones = (1,) * len(layouts)
     if not request.gate.size:
         return 1, [Axis(0, ones, 0)]
     axes = merge(layouts, [0] * len(layouts[0].shape)) or [Axis(1, ones, 0)]
     count, (*outer, inner) = WIDEST // request.gate.dtype.itemsize, axes
-    apart = [step for axis in outer for step in axis.strides]
+    outer_strides = [step for axis in outer for step in axis.strides]
     starts = all(layout.alignment >= WIDEST for layout in layouts)
-    if not (starts and inner.strides == ones and all(step % count == 0 for step in (inner.extent, *apart))):
+    if not (starts and inner.strides == ones and all(step % count == 0 for step in (inner.extent, *outer_strides))):
         return 1, axes
     return count, [*outer, Axis(inner.extent // count, (count,) * len(layouts), 0)]
 
 
 # -- rules of the rows ------------------------------------------------------------------------------------------------
 def six_axes(request: Any) -> str:
-    """No more than six axes once merged, and no operand that begins between two elements."""
+    """At most six axes remain after merging, and every operand starts at a multiple of its element size."""
     if reason := aligned(request):
         return reason
     layouts = [request.layout_of(name) for name in (*request.reads, *request.writes)]
@@ -321,7 +322,7 @@ def six_axes(request: Any) -> str:
     return f"needs at most {MAX_AXES} axes that do not merge, has {count}" if count > MAX_AXES else ""
 
 
-# -- what users call --------------------------------------------------------------------------------------------------
+# -- the public functions ---------------------------------------------------------------------------------------------
 reference = exactly(evaluate)
 numpy_gated = numpy_call(evaluate)
 gated_activation = request_function(GatedActivationRequest, "gated_activation")

@@ -1,4 +1,4 @@
-"""The cases of the rows of gated activations, how far a result may be off, and wrong results that each must reject."""
+"""The test cases of the rows of gated activations, the allowed errors, and the wrong results to reject."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["MUTATIONS", "cases"]
 
 Form = tuple[str, tuple[int, ...], tuple[int, ...] | None, tuple[int, ...] | None, int, bool]
-# Name, shape, order of the axes of gate in memory and of the others, gap behind every axis, and whether the outputs are
+# Name, shape, order of the axes of gate and of the others in memory, gap after every axis, and whether the outputs are
 # operands.
 # fmt: off
 FORMS: tuple[Form, ...] = (
@@ -46,7 +46,7 @@ FORMS: tuple[Form, ...] = (
 def check(
     form: Form, dtype: Dtype, mode: GatedMode, backward: bool, name: str, device: Device, rng: np.random.Generator
 ) -> Check:
-    """A case with fresh operands, the gate on both sides of 0 and into the flat ends."""
+    """A case with fresh operands; the gate is positive and negative, up to the flat parts of the function."""
     _, shape, first, others, gap, in_place = form
     lay = partial(place, device, gap=gap)
     gate = lay(normal(rng, dtype, shape, 3.0), order=first)
@@ -54,22 +54,22 @@ def check(
     written: tuple[GuardedBuffer, ...]
     if backward:
         written = (up, dy) if in_place else tuple(outs)
-        given = {"dgate": written[0].view, "dup": written[1].view}
-        request: Any = GatedActivationBwdRequest(gate.view, up.view, dy.view, mode, **given)
+        outputs = {"dgate": written[0].view, "dup": written[1].view}
+        request: Any = GatedActivationBwdRequest(gate.view, up.view, dy.view, mode, **outputs)
     else:
         written = (gate if mode in (GatedMode.GELU, GatedMode.RELU) else up,) if in_place else (outs[0],)
         request = GatedActivationRequest(gate.view, up.view, mode, out=written[0].view)
     return checked(name, (request, written), evaluate, bounds)
 
 
-TINY = 2.0**-148  # a share below f32's normal numbers, which is off by a step of the smallest ones
+TINY = 2.0**-148  # errors below f32's normal numbers are up to one step of the smallest ones
 
 
 def bounds(request: Any, expected: Results) -> Results:
-    """How far results may be off.
+    """The allowed errors.
 
-    A power of e has an error of (4 + 2 |argument|) · u where the argument itself was rounded: x² / 2 for GELU, of a
-    cubic polynomial for its approximation. Slopes are of size 1, and so are their errors in their flat ends.
+    An exponential has an error of (4 + 2 |argument|) · u if the argument itself was rounded: x² / 2 for GELU, a cubic
+    polynomial for its approximation. Slopes have magnitude 1, and so do their errors in the flat parts.
     """
     gate, up, dy = (np.abs(np.asarray(getattr(request, n, 0)).astype(np.float64)) for n in ("gate", "up", "dy"))
     dtype, mode, u = request.gate.dtype, member(request.mode), unit(request.gate.dtype)
@@ -87,7 +87,7 @@ def bounds(request: Any, expected: Results) -> Results:
 
 
 def cases(row: Row) -> list[MadeCase]:
-    """Every form in turn with the modes, and the plain ones with all of them."""
+    """Every form, with alternating modes, and the plain forms with all modes."""
     dtype, backward = row.dtypes[0], row.op == "gated_activation_bwd"
     return [
         MadeCase(f"{dtype}-{mode.name}-{form[0]}", partial(check, form, dtype, mode, backward), form[0])
@@ -96,11 +96,11 @@ def cases(row: Row) -> list[MadeCase]:
 
 
 # -- wrong results that every case must reject: see `dispatch/testing/mutations.py` --------------------
-FEW = 32  # elements, none of which need be where the two differ
+FEW = 32  # elements: with fewer, the two functions may agree
 
 
 def following(request: Any) -> GatedMode:
-    """The next of the modes but one: the two GELUs are less apart than some roundings."""
+    """The mode after the next one, because the two GELUs differ by less than some roundings."""
     modes = list(GatedMode)
     return modes[(modes.index(member(request.mode)) + 2) % len(modes)]
 

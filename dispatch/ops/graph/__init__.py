@@ -1,7 +1,7 @@
-"""Graphs that users draw: any chain of pointwise operations, products, convolutions and reductions that cuDNN fuses.
+"""User-defined graphs: any chain of pointwise operations, products, convolutions and reductions that cuDNN fuses.
 
-`Graph` is the drawing board, `GraphRequest` the request, `cudnn_graph` and `numpy_graph` carry it out; the reference is
-the drawing itself, evaluated in NumPy. The files: builder, request.
+`Graph` builds a graph, `GraphRequest` is the request, and `cudnn_graph` and `numpy_graph` make its plans. The reference
+evaluates the graph itself in NumPy. The files: builder, request.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ __all__ = ["Graph", "GraphRequest", "Node", "cudnn_graph", "numpy_graph"]
 
 
 def cudnn_graph(request: GraphRequest, executor: CudaExecutor, row: Row) -> Plan:
-    """A plan that ends in `cudnnBackendExecute`; Refused with cuDNN's reason where no engine takes the graph."""
+    """A plan that calls `cudnnBackendExecute`; Refused with cuDNN's reason if no engine supports the graph."""
     from dispatch.libraries.cudnn.engines import Policy  # at first use: importing `dispatch` binds no library
     from dispatch.libraries.cudnn.plan import WORKSPACE, bind
     from dispatch.libraries.cudnn.prefill import reduction_fills, with_prefill
 
     policy = Policy(request.tf32 or not request.multiplies_f32, request.deterministic, WORKSPACE)
     fills = reduction_fills(request.graph, request.places)
-    made = bind(request, executor, row, request.graph, request.places, policy, autotune=request.autotune)
-    return with_prefill(executor, made, fills)
+    bound_plan = bind(request, executor, row, request.graph, request.places, policy, autotune=request.autotune)
+    return with_prefill(executor, bound_plan, fills)
 
 
 numpy_graph = numpy_call(evaluate)

@@ -1,11 +1,11 @@
-"""The board that users draw a graph of cuDNN operations on, node by node, and run it from, or evaluate it in NumPy.
+"""Graph: builds a graph of cuDNN operations, node by node; runs it, or evaluates it in NumPy.
 
     g = cudnn.Graph()
     x, w = g.tensor("x", (8, 64, 128), "bf16"), g.tensor("w", (1, 128, 32), "bf16")
     g.output("y", g.pointwise("RELU_FWD", g.matmul(x, w)), "bf16")
     y = g(x=…, w=…)
 
-It calls no library; `request.py` says how a drawing becomes a request.
+This file calls no library; `request.py` has the request of a graph.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Node:
-    """What an operation gives, to be put into the next; `+ - * /` with another, or a number, are pointwise modes."""
+    """The result of an operation, to be used by others; `+ - * /` with a node or a number are pointwise modes."""
 
     board: Graph
     wire: Wire
@@ -64,15 +64,15 @@ class Node:
 
 @names_arguments
 class Graph:
-    """A drawing; `compute` is the dtype of sums and of what passes between nodes."""
+    """A graph of operations; `compute` is the dtype of sums and of intermediate results."""
 
     def __init__(self, compute: Any = F32) -> None:
         self._builder = Builder(Dtype.of(compute))
         self._names: dict[str, int] = {}
 
-    # -- what it works on -----------------------------------------------------------------------------------------
+    # -- operands and outputs -------------------------------------------------------------------------------------
     def tensor(self, name: str, shape: Shape, dtype: Any, strides: Shape | None = None) -> Node:
-        """An operand that a run must bring; strides in elements, None for C order."""
+        """An operand that each run must be given; strides in elements, None for C order."""
         self._check_name(name)
         _check_strides(strides, shape)
         wire = self._builder.tensor(tuple(shape), strides, Dtype.of(dtype))
@@ -80,16 +80,18 @@ class Graph:
         return Node(self, wire)
 
     def output(self, name: str, node: Node, dtype: Any, strides: Shape | None = None) -> None:
-        """Have what a node gives written to memory, rounded to a dtype."""
+        """Write a node's result to memory, rounded to a dtype."""
         self._check_name(name)
         self._check_mine(node)
-        for known, uid in self._names.items():
-            if uid == node.wire.uid:  # it lies in memory once
+        for other_name, uid in self._names.items():
+            if uid == node.wire.uid:  # a wire has one location in memory
                 hint = 'pointwise("IDENTITY", node) makes another'
-                raise BadRequest("node", f"what is {known} already", "a node that is no operand and no output", hint)
+                raise BadRequest(
+                    "node", f"what is {other_name} already", "a node that is no operand and no output", hint
+                )
         _check_strides(strides, node.shape)
-        made = self._builder.as_output(node.wire, Dtype.of(dtype), strides)
-        self._names[name] = made.uid
+        wire = self._builder.as_output(node.wire, Dtype.of(dtype), strides)
+        self._names[name] = wire.uid
 
     def _check_name(self, name: str) -> None:
         if not name.isidentifier() or name in self._names:
@@ -116,7 +118,7 @@ class Graph:
         return Node(self, self._builder.pointwise(mode, x.wire, *wires, **numbers))
 
     def matmul(self, a: Node, b: Node) -> Node:
-        """A (…, m, k) times B (…, k, n), at least one axis of batch each."""
+        """A (…, m, k) times B (…, k, n), each with at least one batch axis."""
         self._check_mine(a, b)
         if len(a.shape) < 3 or len(a.shape) != len(b.shape):
             raise BadRequest("b", f"shapes {a.shape} and {b.shape}", "the same number of axes, three or more")
@@ -135,8 +137,8 @@ class Graph:
         self._check_mine(x, w)
         if not 3 <= len(x.shape) <= 5 or len(w.shape) != len(x.shape):
             raise BadRequest("w", f"shapes {x.shape} and {w.shape}", "(N, C, spatial…) and (K, C / groups, spatial…)")
-        channels, filters, own = x.shape[1], *w.shape[:2]
-        if own < 1 or channels % own or filters % (channels // own or 1):
+        channels, filters, filter_channels = x.shape[1], *w.shape[:2]
+        if filter_channels < 1 or channels % filter_channels or filters % (channels // filter_channels or 1):
             raise BadRequest(
                 "w", f"shape {w.shape}", f"filters over a divisor of the {channels} channels of x {x.shape}"
             )
@@ -149,34 +151,34 @@ class Graph:
         if min(dims) < 1:
             raise BadRequest("w", f"a filter {w.shape}", f"one that fits into x {x.shape}")
         channels_last = x.wire.strides[1] == 1 and x.shape[1] > 1
-        made = self._builder.virtual(dims, None, dense_strides(dims, last=channels_last))
+        wire = self._builder.virtual(dims, None, dense_strides(dims, last=channels_last))
         names = dict(zip(("PRE", "POST", "STRIDE", "DILATION"), steps, strict=True))
         self._builder.convolution(
-            "CONVOLUTION_FORWARD", {"X": x.wire, "W": w.wire}, {"Y": made}, **names, ALPHA=1.0, BETA=0.0
+            "CONVOLUTION_FORWARD", {"X": x.wire, "W": w.wire}, {"Y": wire}, **names, ALPHA=1.0, BETA=0.0
         )
-        return Node(self, made)
+        return Node(self, wire)
 
     # -- running --------------------------------------------------------------------------------------------------
     def request(
         self, *, tf32: bool = False, deterministic: bool = False, autotune: bool = False, **operands: Tensor
     ) -> GraphRequest:
-        """The request that runs this drawing on operands; outputs may be given by name as well."""
+        """The request that runs this graph on operands; outputs may be given by name as well."""
         named = tuple(self._names.items())
         return _request_of(self._builder.build(), named, operands, tf32, deterministic, autotune)
 
     def __call__(
         self, *, tf32: bool = False, deterministic: bool = False, autotune: bool = False, **operands: Tensor
     ) -> Any:
-        """Run it on the current stream; returns the output, or a tuple in the order in which they were named."""
+        """Run it on the current stream; returns the output, or a tuple in the order in which the outputs were named."""
         named = tuple(self._names.items())
         return _calls(self._builder.build(), named, operands, tf32, deterministic, autotune)
 
     def reference(self, **operands: Any) -> dict[str, Array]:
-        """The outputs in float64, by name, from arrays."""
+        """The outputs in float64, by name, computed from arrays."""
         graph = self._builder.build()
         feeds = {self._names[name]: np.asarray(array) for name, array in operands.items()}
-        found = evaluate(graph, feeds)
-        return {name: found[uid] for name, uid in self._names.items() if uid in found}
+        results = evaluate(graph, feeds)
+        return {name: results[uid] for name, uid in self._names.items() if uid in results}
 
 
 def _request_of(
@@ -187,11 +189,11 @@ def _request_of(
     deterministic: bool,
     autotune: bool,
 ) -> GraphRequest:
-    known = [name for name, _ in named]
+    names = [name for name, _ in named]
     for name in operands:
-        if name not in known:
-            refuse_operand(name, known)
-    return GraphRequest(graph, named, tuple(operands.get(name) for name in known), tf32, deterministic, autotune)
+        if name not in names:
+            refuse_operand(name, names)
+    return GraphRequest(graph, named, tuple(operands.get(name) for name in names), tf32, deterministic, autotune)
 
 
 _calls = ListCallCache(GraphRequest, _request_of, ("graph", "named", "operands", "tf32", "deterministic", "autotune"))

@@ -1,6 +1,7 @@
-"""GraphRequest: a drawn graph and the tensors it runs on; made by `builder.py`, run like any other request.
+"""GraphRequest: a graph and the tensors that it runs on; made by `builder.py`, run like any other request.
 
-Making one validates it: every operand has the shape, dtype and strides that the drawing says. This file calls nothing.
+It is validated when it is made: every operand has the shape, dtype and strides of the graph. This file calls no
+library.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ __all__ = ["GraphRequest", "evaluate"]
 class GraphRequest(Request):
     """A graph, the unique id of each named operand, and the tensors in that order; outputs may be None.
 
-    `tf32` lets f32 products be computed in TF32; `deterministic` asks for the same bits at every run; `autotune` times
-    cuDNN's candidates once and remembers the fastest.
+    `tf32` allows TF32 for f32 products; `deterministic` asks for the same bits in every run; `autotune` times cuDNN's
+    candidates once and remembers the fastest.
     """
 
     op: ClassVar[str] = "cudnn_graph"
-    unpacked: ClassVar[Unpacked | None] = Unpacked(several=("operands",))  # of the board's call
+    unpacked: ClassVar[Unpacked | None] = Unpacked(several=("operands",))  # the argument of Graph.__call__
     advice: ClassVar[str] = "fewer operations: one product or convolution, pointwise modes behind it, a reduction last"
     graph: Graph
     named: tuple[tuple[str, int], ...]
@@ -77,25 +78,25 @@ class GraphRequest(Request):
                     raise BadRequest(name, f"memory that overlaps {other_name}", "memory of its own")
 
     def _check_kinds(self) -> None:
-        """The fields are what `Graph.request` makes of a drawing."""
+        """Check that the fields are what `Graph.request` passes."""
         check_type("graph", self.graph, Graph)
         named: Any = self.named
         is_sound = isinstance(named, tuple) and all(isinstance(one, tuple) and len(one) == 2 for one in named)
         if not is_sound or not all(isinstance(name, str) and type(uid) is int for name, uid in named):
             raise BadRequest("named", shown(named), "pairs of a name and the number of a wire")
-        known = {wire.uid for wire in (*self.graph.inputs, *self.graph.outputs)}
-        if len({name for name, _ in named}) < len(named) or not {uid for _, uid in named} <= known:
+        uids = {wire.uid for wire in (*self.graph.inputs, *self.graph.outputs)}
+        if len({name for name, _ in named}) < len(named) or not {uid for _, uid in named} <= uids:
             raise BadRequest("named", shown(named), "each wire of the graph's operands once")
-        given: Any = self.given
-        if not isinstance(given, tuple) or len(given) != len(named):
-            raise BadRequest("given", shown(given), f"a tuple of {len(named)} tensors or None, as they are named")
+        tensors: Any = self.given
+        if not isinstance(tensors, tuple) or len(tensors) != len(named):
+            raise BadRequest("given", shown(tensors), f"a tuple of {len(named)} tensors or None, as they are named")
         check_kinds(self)
 
     def _check(self, name: str, tensor: Any, wire: Wire) -> None:
         if not isinstance(tensor, Tensor):
             raise BadRequest(name, f"a {type(tensor).__name__}", "a dispatch Tensor", "use dev.array(x)")
-        steps = zip(tensor.shape, tensor.layout.strides, wire.strides, strict=False)
-        if (tensor.shape, tensor.dtype) != (wire.dims, wire.dtype) or any(e > 1 and s != t for e, s, t in steps):
+        axes = zip(tensor.shape, tensor.layout.strides, wire.strides, strict=False)
+        if (tensor.shape, tensor.dtype) != (wire.dims, wire.dtype) or any(e > 1 and s != t for e, s, t in axes):
             wanted = f"{wire.dtype}{list(wire.dims)} strides {wire.strides}, as drawn"
             raise BadRequest(name, str(tensor.layout), wanted)
         if tensor.layout.alignment < wire.alignment:
@@ -109,12 +110,12 @@ class GraphRequest(Request):
 
     @cached_property
     def places(self) -> dict[int, int]:
-        """For the unique id of each operand its place in the arguments."""
-        return {uid: place for place, (_, uid) in enumerate(self.named)}
+        """The index of each operand among the arguments, by its unique id."""
+        return {uid: index for index, (_, uid) in enumerate(self.named)}
 
     @property
     def multiplies_f32(self) -> bool:
-        """Whether f32 operands go into products, which tensor cores would take as TF32."""
+        """Whether products have f32 operands, which tensor cores would round to TF32."""
         read = {uid for node in self.graph.nodes if node.kind != "POINTWISE" for _, uid in node.ins}
         return any(wire.dtype is F32 and wire.uid in read for wire in self.graph.inputs)
 
@@ -130,7 +131,7 @@ class GraphRequest(Request):
         return (self.graph, self.named, self.tf32, self.deterministic, self.autotune)
 
     def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
-        tensors = (outputs.get(name, given) for (name, _), given in zip(self.named, self.given, strict=True))
+        tensors = (outputs.get(name, operand) for (name, _), operand in zip(self.named, self.given, strict=True))
         return tuple(0 if tensor is None else tensor.ptr for tensor in tensors)
 
     def named_arguments(self) -> NamedArguments:
@@ -141,28 +142,30 @@ class GraphRequest(Request):
         return tuple((name, tensor, name in self._written) for (name, _), tensor in pairs if tensor is not None)
 
     def unallocated(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...], Dtype]]:
-        here = {name for name, _, _ in self.tensors()}
-        return {n: (wire.dims, wire.strides, wire.dtype) for n, wire in self._written.items() if n not in here}
+        given_names = {name for name, _, _ in self.tensors()}
+        return {n: (wire.dims, wire.strides, wire.dtype) for n, wire in self._written.items() if n not in given_names}
 
     def result(self, outputs: Operands) -> Any:
-        here = {name: tensor for name, tensor, _ in self.tensors()}
-        found = tuple(outputs.get(name, here.get(name)) for name in self._written)
-        return found[0] if len(found) == 1 else found
+        tensors = {name: tensor for name, tensor, _ in self.tensors()}
+        results = tuple(outputs.get(name, tensors.get(name)) for name in self._written)
+        return results[0] if len(results) == 1 else results
 
     def replace(self, **operands: Tensor) -> Self:
         names = [name for name, _ in self.named]
         for name in operands:
             if name not in names:
                 refuse_operand(name, names)
-        given = tuple(operands.get(name, old) for name, old in zip(names, self.given, strict=True))
-        return replace(self, given=given)
+        tensors = tuple(operands.get(name, old) for name, old in zip(names, self.given, strict=True))
+        return replace(self, given=tensors)
 
     def __getattr__(self, name: str) -> Tensor | None:
         """An operand by its name."""
-        for (own, _), tensor in zip(self.__dict__.get("named", ()), self.__dict__.get("given", ()), strict=False):
-            if own == name:
-                found: Tensor | None = tensor
-                return found
+        for (field_name, _), tensor in zip(
+            self.__dict__.get("named", ()), self.__dict__.get("given", ()), strict=False
+        ):
+            if field_name == name:
+                operand: Tensor | None = tensor
+                return operand
         raise AttributeError(name)
 
     def describe(self) -> str:
@@ -178,5 +181,5 @@ def evaluate(request: GraphRequest, work: np.dtype[Any]) -> Results:
         for (name, uid), tensor in zip(request.named, request.given, strict=True)
         if tensor is not None and name not in request._written
     }
-    found = evaluate_graph(request.graph, feeds, work.type)
-    return {name: found[wire.uid] for name, wire in request._written.items()}
+    results = evaluate_graph(request.graph, feeds, work.type)
+    return {name: results[wire.uid] for name, wire in request._written.items()}

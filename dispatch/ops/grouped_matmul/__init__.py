@@ -1,8 +1,8 @@
 """Grouped products by one kernel: rows of one matrix in groups, or products of any extents.
 
-`grouped_matmul` is the request function, `GroupedMatmulRequest` and `GroupedMatmulListRequest` are the
-requests; `cutlass_plan`, `cublaslt_plan`, `cublas_plan` and `numpy_plan` carry them out, reference.py says what is
-right. The files: base, request and request_lists (what may be asked), rules, config, plans, cutlass, cublaslt and
+`grouped_matmul` is the request function, `GroupedMatmulRequest` and `GroupedMatmulListRequest` are the requests;
+`cutlass_plan`, `cublaslt_plan`, `cublas_plan` and `numpy_plan` make their plans, reference.py computes the expected
+results. The files: base, request and request_lists (fields and checks), rules, config, plans, cutlass, cublaslt and
 cublas (on a GPU), reference, cases.
 """
 
@@ -34,21 +34,21 @@ __all__ = [
 
 
 def cutlass_plan(request: Requests, executor: CudaExecutor, row: Row) -> Plan:
-    """A plan that ends in a grouped CUTLASS kernel, which is compiled where it is in no cache."""
+    """A plan that launches a grouped CUTLASS kernel, which is compiled unless it is cached."""
     from dispatch.ops.grouped_matmul import cutlass  # at first use: importing `dispatch` looks for no headers
 
     return cutlass.plan(request, executor, row)
 
 
 def cublaslt_plan(request: Requests, executor: CudaExecutor, row: Row) -> Plan:
-    """A plan that ends in `cublasLtMatmul` with grouped layouts."""
+    """A plan that calls `cublasLtMatmul` with grouped layouts."""
     from dispatch.ops.grouped_matmul import cublaslt  # at first use, as above
 
     return cublaslt.plan(request, executor, row)
 
 
 def cublas_plan(request: GroupedMatmulListRequest, executor: CudaExecutor, row: Row) -> Plan:
-    """A plan that ends in `cublasGemmGroupedBatchedEx`; Refused where NVRTC is missing."""
+    """A plan that calls `cublasGemmGroupedBatchedEx`; Refused if NVRTC is missing."""
     from dispatch.ops.grouped_matmul import cublas  # at first use, as above
 
     return cublas.plan(request, executor, row)
@@ -82,7 +82,7 @@ def _grouped_matmul(
     compute: Any = None,
     **unknown: Any,
 ) -> Any:
-    """Run the request that the operands are for: tensors make the one, sequences of matrices the other."""
+    """Run the request for the operands: GroupedMatmulRequest for tensors, GroupedMatmulListRequest for sequences."""
     if unknown or more:
         refuse_arguments("grouped_matmul", GroupedMatmulRequest, more, unknown)
     choices = (epilogue, alpha, out_dtype, fast_accum, config, autotune, library, compute)

@@ -1,7 +1,7 @@
-"""What the two requests of grouped products have in common: all but which matrices there are, and where.
+"""The fields and checks that the two requests of grouped products share: all but the matrices and their layout.
 
-`request.py` and `request_lists.py` derive from it. Making a request validates what the host can know. This file calls
-nothing.
+`request.py` and `request_lists.py` derive from GroupedBase. A request is validated when it is made, as far as the host
+has the values. This file calls no library.
 """
 
 from __future__ import annotations
@@ -47,15 +47,16 @@ class GroupedBase(Request[R_co]):
         alpha: a number, or an f32 tensor of one element.
         out_dtype: the dtype of D; None for that of `out`, else A's, bf16 for fp8.
         fast_accum: fp8 only; sums in the tensor cores' own precision.
-        config: tile, cluster and schedule, one of this op's CONFIGS; None for what suits the groups' mean.
-        autotune: time the rows of all libraries that take the request once, keep the fastest, and remember it on disk.
-        library: the one whose rows alone are asked, "cutlass", "cublasLt" or "cublas"; None asks all, in the table's
+        config: tile, cluster and schedule, one of this op's CONFIGS; None takes what suits the groups' mean extents.
+        autotune: time the rows of all libraries that support the request once, keep the fastest, and remember it on
+            disk.
+        library: use only rows of this library, "cutlass", "cublasLt" or "cublas"; None asks all rows in the table's
             order.
-        compute: COMPUTE_32F_FAST_TF32 ("tf32") for lists of f32; None for what suits the dtypes.
+        compute: COMPUTE_32F_FAST_TF32 ("tf32") for lists of f32; None takes the dtypes' default.
     """
 
     op: ClassVar[str] = "grouped_matmul"
-    unpacked: ClassVar[Unpacked | None] = Unpacked(numbers=("alpha",))  # ends of the host are copied in each call
+    unpacked: ClassVar[Unpacked | None] = Unpacked(numbers=("alpha",))  # `ends` on the host are copied in each call
     _: KW_ONLY
     epilogue: Node | None = None
     alpha: Tensor | float = 1.0
@@ -66,16 +67,16 @@ class GroupedBase(Request[R_co]):
     library: str | None = None
     compute: Compute | str | None = None
 
-    # -- what a subclass says -------------------------------------------------------------------------------------
+    # -- what a subclass defines ----------------------------------------------------------------------------------
     @property
     @abstractmethod
     def operands(self) -> Iterator[tuple[str, Tensor]]:
-        """Each tensor given but alpha, by its name, in the order of the plans' addresses."""
+        """Each given tensor except alpha, by its name, in the order of the plans' addresses."""
 
     @property
     @abstractmethod
     def groups(self) -> int:
-        """How many products there are."""
+        """The number of products."""
 
     @property
     @abstractmethod
@@ -85,7 +86,7 @@ class GroupedBase(Request[R_co]):
     @property
     @abstractmethod
     def n(self) -> int:
-        """The most columns that a product has."""
+        """The largest number of columns of a product."""
 
     @property
     @abstractmethod
@@ -94,22 +95,22 @@ class GroupedBase(Request[R_co]):
 
     @abstractmethod
     def first(self, name: str) -> Tensor:
-        """The tensor of a field, the first one where it has several."""
+        """The tensor of a field; the first one if the field has several."""
 
-    # -- what follows from it -------------------------------------------------------------------------------------
+    # -- derived properties ---------------------------------------------------------------------------------------
     @property
     def matrices(self) -> Iterator[tuple[str, Tensor]]:
-        """Each matrix given, by its name."""
+        """Each given matrix, by its name."""
         return ((name, tensor) for name, tensor in self.operands if name != "ends")
 
     @cached_property
     def given_out(self) -> dict[str, Tensor]:
-        """The outputs given, by their names: all or none."""
+        """The given outputs, by their names: all or none."""
         return {name: tensor for name, tensor in self.operands if name.startswith("out")}
 
     @cached_property
     def tree(self) -> Node:
-        """The epilogue, which scales by alpha where none was given."""
+        """The epilogue; alpha · A · B if none was given."""
         return self.epilogue if self.epilogue is not None else scalar("alpha") * accumulator()
 
     @cached_property
@@ -138,13 +139,13 @@ class GroupedBase(Request[R_co]):
 
     @property
     def alpha_argument(self) -> Argument:
-        """Alpha as a plan takes it: its address, or the number."""
-        return self.alpha.ptr if isinstance(self.alpha, Tensor) else float(self.alpha) + 0.0  # of -0.0, too
+        """Alpha as an argument of a plan: its address, or the number."""
+        return self.alpha.ptr if isinstance(self.alpha, Tensor) else float(self.alpha) + 0.0  # -0.0 becomes 0.0
 
     def named_arguments(self) -> NamedArguments:
-        given = {name: None for name, _ in self.operands} | dict.fromkeys(self.shapes)
+        names = {name: None for name, _ in self.operands} | dict.fromkeys(self.shapes)
         numbers = {"alpha": F32_NUMBER} if "alpha" in operands_of(self.tree) else {}
-        return NamedArguments((*given, "alpha"), numbers)
+        return NamedArguments((*names, "alpha"), numbers)
 
     def tensors(self) -> tuple[Use, ...]:
         uses = tuple((name, tensor, name in self.given_out) for name, tensor in self.operands)
@@ -159,12 +160,12 @@ class GroupedBase(Request[R_co]):
     def choices(self) -> str:
         """The choices for `describe`."""
         fast = (", fast_accum" if self.fast_accum else "") + (f", config={self.config}" if self.config else "")
-        asked = member(self.compute)
-        return f"epilogue {self.tree}{fast}{f', {asked.name}' if asked is not None else ''}"
+        compute = member(self.compute)
+        return f"epilogue {self.tree}{fast}{f', {compute.name}' if compute is not None else ''}"
 
     # -- checks ---------------------------------------------------------------------------------------------------
     def check_choices(self) -> None:
-        """Raise BadRequest for fields beside the matrices that are not what they must be."""
+        """Raise BadRequest for invalid values of the fields other than matrices."""
         check_library("library", self.library)
         read_choices(self)
         self._check_tree()
@@ -174,7 +175,7 @@ class GroupedBase(Request[R_co]):
             raise BadRequest("out_dtype", shown(self.out_dtype), f"{self.d_dtype}, the dtype of out, or None")
 
     def _check_tree(self) -> None:
-        """The epilogue reads and writes nothing but the accumulator and alpha."""
+        """Check that the epilogue reads and writes nothing but the accumulator and alpha."""
         check_tree(self.epilogue, self.config)
         try:
             others = [name for name in operands_of(self.tree) if name != "alpha"]
@@ -184,7 +185,7 @@ class GroupedBase(Request[R_co]):
             raise BadRequest("epilogue", f"operands {', '.join(others)}", "a tree over the accumulator and alpha")
 
     def _check_alpha(self) -> None:
-        """Alpha is a number or lies on the device as the kernel reads it, and the tree reads it where it is not 1."""
+        """Check that alpha is a number or a tensor that kernels can read, and that the tree reads it unless it is 1."""
         alpha: object = self.alpha
         if isinstance(alpha, Tensor):
             if alpha.size != 1 or alpha.dtype is not F32:
@@ -194,12 +195,12 @@ class GroupedBase(Request[R_co]):
         elif F32_MAX < abs(alpha if isinstance(alpha, int) else float(alpha)) < math.inf:
             raise BadRequest("alpha", repr(alpha), f"a number that f32 holds, up to {F32_MAX:.4g}")
         if (isinstance(alpha, Tensor) or alpha != 1) and "alpha" not in operands_of(self.tree):
-            given = str(alpha.layout) if isinstance(alpha, Tensor) else repr(alpha)
+            alpha_text = str(alpha.layout) if isinstance(alpha, Tensor) else repr(alpha)
             hint = "multiply by evt.scalar('alpha') in the epilogue"
-            raise BadRequest("alpha", given, "1, for the epilogue reads no alpha", hint)
+            raise BadRequest("alpha", alpha_text, "1, for the epilogue reads no alpha", hint)
 
     def check_memory(self) -> None:
-        """All is on one device; each output has its shape, and memory of its own."""
+        """Check that all is on one device, and that each output has its shape, and memory of its own."""
         uses = self.tensors()
         self.device.check(*(tensor for _, tensor, _ in uses))
         for name, tensor, _ in uses:
@@ -217,6 +218,6 @@ class GroupedBase(Request[R_co]):
 
 
 def _padded(shape: Shape, dtype: Dtype) -> tuple[Shape, Shape, Dtype]:
-    """A matrix to be made, its rows at multiples of 16 bytes, as tensor maps need them."""
+    """A matrix to be allocated, with rows at multiples of 16 bytes, as tensor maps need them."""
     step = 128 // dtype.bits
     return shape, (-(-shape[1] // step) * step, 1), dtype

@@ -1,7 +1,6 @@
-"""The cases that the rows of grouped_matmul are tried with, and how far a result may be off.
+"""The test cases of the rows of grouped_matmul, and the allowed errors.
 
-Tests parametrize over `cases(row)` and run `case.check(device, rng)`. This file calls no
-library.
+Tests parametrize over `cases(row)` and run `case.check(device, rng)`. This file calls no library.
 """
 
 from __future__ import annotations
@@ -43,12 +42,12 @@ SIZES = {
     "many":       tuple(3 * (g % 7) for g in range(64)),
 }
 # fmt: on
-BEHIND = 3  # rows after the last group, which nobody may write
+BEHIND = 3  # rows after the last group, which must not be written
 
 
 @dataclass(frozen=True)
 class GroupedCase:
-    """One request, by all that is chosen about it but the numbers in it."""
+    """One request, described by everything except the numbers in its operands."""
 
     name: str
     dtypes: tuple[Dtype, ...]
@@ -60,7 +59,7 @@ class GroupedCase:
     fast_accum: bool = False
     config: Config | None = None
     alpha_on_device: bool = False
-    library: str | None = None  # of a row that is asked behind another
+    library: str | None = None  # for a row that comes after another in the table
 
     @property
     def id(self) -> str:
@@ -74,7 +73,7 @@ class GroupedCase:
         a, b, _, d = self.dtypes
         total = sum(self.sizes) + BEHIND
         memory = poisoned_matrix(device, (total, self.n), d, "r")
-        memory.before[memory.inside] = 7  # in the rows behind the last group, too
+        memory.before[memory.inside] = 7  # also in the rows after the last group
         memory.renew()
         request = GroupedMatmulRequest(
             random_matrix(device, rng, (total, self.k), a, "r"),
@@ -90,7 +89,7 @@ class GroupedCase:
         return request, memory
 
     def check(self, device: Device, rng: np.random.Generator) -> GroupedTrial:
-        """A request with what must come out of it."""
+        """The request with its expected results."""
         return GroupedTrial(self.id, *self._request(device, rng))
 
 
@@ -98,7 +97,7 @@ class GroupedTrial:
     """A request, its float64 reference, and the bound of each element."""
 
     def renew(self) -> None:
-        """Fill the output with what nobody writes."""
+        """Fill the output with values that no kernel writes."""
         if self.memory is not None:
             self.memory.renew()
 
@@ -110,28 +109,28 @@ class GroupedTrial:
             self.allowed[rows] = _allowed(request, a, b, self.expected[rows])
 
     def verify(self, result: Any) -> None:
-        """Raise Mismatch where D is further off than its bound, or written behind the last group or beside it."""
+        """Raise Mismatch if D is not within its bound, or memory after the last group or around D was written."""
         if self.memory is not None and (count := self.memory.disturbed()):
             raise Mismatch(f"{self.name}: {count} bytes beside the output were written")
         got = result.numpy().astype(np.float64)
-        behind = np.isnan(self.expected)
-        wrong = ~(np.abs(got - np.where(behind, 7.0, self.expected)) <= self.allowed)
+        after_end = np.isnan(self.expected)
+        wrong = ~(np.abs(got - np.where(after_end, 7.0, self.expected)) <= self.allowed)
         if wrong.any():
-            place = tuple(map(int, np.argwhere(wrong)[0]))
+            index = tuple(map(int, np.argwhere(wrong)[0]))
             raise Mismatch(
-                f"{self.name}: wrong in {wrong.sum()} of {got.size} places; at {place} it is {got[place]}, expected"
-                f" {self.expected[place]} within {self.allowed[place]:.3g} ({self.request.describe()})"
+                f"{self.name}: wrong in {wrong.sum()} of {got.size} places; at {index} it is {got[index]}, expected"
+                f" {self.expected[index]} within {self.allowed[index]:.3g} ({self.request.describe()})"
             )
 
 
 def _allowed(request: GroupedMatmulRequest | GroupedMatmulListRequest, a: Array, b: Array, expected: Array) -> Array:
-    """How far each element of a group's D may be off."""
+    """The allowed error of each element of a group's D."""
     a_dtype = next(iter(request.matrices))[1].dtype
     error = product_error(a, b, a_dtype, member(request.compute), on_host=by_numpy(request.device))
     operands = {"alpha": np.asarray(request.alpha, np.float64)}
     unit = {"unit": SUMS[True]} if a_dtype is F64 else {}  # of the precision in which it is scaled
-    found = errors_of(request.tree, a @ b, error, operands, None, **unit)["out"]
-    return stored(found, expected, request.d_dtype)
+    bound = errors_of(request.tree, a @ b, error, operands, None, **unit)["out"]
+    return stored(bound, expected, request.d_dtype)
 
 
 # fmt: off
@@ -146,7 +145,7 @@ EXTENTS = {
 
 @dataclass(frozen=True)
 class ListCase:
-    """Products of these extents, by all that is chosen about them but the numbers in them."""
+    """Products of these extents, described by everything except the numbers in their operands."""
 
     name: str
     dtypes: tuple[Dtype, ...]
@@ -162,7 +161,7 @@ class ListCase:
         return f"{'·'.join(map(str, self.dtypes))}-{self.name}"
 
     def check(self, device: Device, rng: np.random.Generator) -> ListTrial:
-        """A request with what must come out of it."""
+        """The request with its expected results."""
         a, b, _, d = self.dtypes
         memories = tuple(poisoned_matrix(device, (m, n), d, self.order_of_d) for m, n, _ in self.extents)
         request = GroupedMatmulListRequest(
@@ -195,7 +194,7 @@ class ListTrial:
         self.allowed = [_allowed(request, *(np.asarray(x).astype(np.float64) for x in pair)) for pair in pairs]
 
     def verify(self, results: tuple[Tensor, ...]) -> None:
-        """Raise Mismatch where a D is further off than its bound, or something beside one was written."""
+        """Raise Mismatch if a D is not within its bound, or memory around one was written."""
         if count := sum(memory.disturbed() for memory in self.memories):
             raise Mismatch(f"{self.name}: {count} bytes beside the outputs were written")
         for g, (result, expected, allowed) in enumerate(zip(results, self.expected, self.allowed, strict=True)):
@@ -208,42 +207,42 @@ class ListTrial:
 
 
 def list_cases(row: Row) -> list[ListCase]:
-    """All extents with the kernels of `cases`; by cuBLAS, which takes any, in all orders."""
+    """All extents with the kernels of `cases`; for cuBLAS, which supports any order, in all orders."""
     compute = row.compute if row.compute in FAST else None
     every = EXTENTS.items()
-    found = [ListCase(name, row.dtypes, extents, library=named(row), compute=compute) for name, extents in every]
+    all_cases = [ListCase(name, row.dtypes, extents, library=named(row), compute=compute) for name, extents in every]
     if row.of("cublas"):
-        plain = replace(found[0], extents=(*EXTENTS["awkward"], *EXTENTS["alike"], *EXTENTS["awkward"][:2]))
+        plain = replace(all_cases[0], extents=(*EXTENTS["awkward"], *EXTENTS["alike"], *EXTENTS["awkward"][:2]))
         for a, b, d in ("rrr", "rcr", "ccr", "rrc", "crc", "ccc"):
-            found.append(replace(plain, name=f"orders {a}{b}{d}", order_of_a=a, order=b, order_of_d=d))
-    return found
+            all_cases.append(replace(plain, name=f"orders {a}{b}{d}", order_of_a=a, order=b, order_of_d=d))
+    return all_cases
 
 
 def grouped_cases(row: Row) -> list[GroupedCase]:
-    """All sizes with two kernels, by their mean; b with dense rows and a tree where operands are of 16 bits."""
+    """All sizes with two kernels, chosen by mean extents; 16-bit operands also with row-major b and a tree."""
     library = named(row)
     varying = GroupedCase("varying", row.dtypes, SIZES["varying"], library=library)
-    found = [replace(varying, name=name, sizes=sizes) for name, sizes in SIZES.items()]
-    found += [replace(varying, name=f"{n} columns", n=n, k=k) for n, k in ((53, 29), (1, 80))]
+    all_cases = [replace(varying, name=name, sizes=sizes) for name, sizes in SIZES.items()]
+    all_cases += [replace(varying, name=f"{n} columns", n=n, k=k) for n, k in ((53, 29), (1, 80))]
     if row.dtypes[0] in FP8:
-        found.append(replace(varying, name="fast", fast_accum=True))
-        return [replace(case, k=80 if case.k % 8 == 0 else case.k) for case in found]
+        all_cases.append(replace(varying, name="fast", fast_accum=True))
+        return [replace(case, k=80 if case.k % 8 == 0 else case.k) for case in all_cases]
     if library is not None:
-        found.append(replace(varying, name="alpha on the device", alpha_on_device=True))
-        found.append(replace(varying, name="b by rows", order="r"))
+        all_cases.append(replace(varying, name="alpha on the device", alpha_on_device=True))
+        all_cases.append(replace(varying, name="b by rows", order="r"))
     elif row.dtypes[0] is row.dtypes[3] and row.dtypes[0].name == "bf16":
         tree = evt.silu(evt.scalar("alpha") * evt.accumulator())
-        found.append(replace(varying, name="silu", tree=tree))
-        found.append(replace(varying, name="large tiles", config=LARGE))
-        found.append(replace(varying, name="b by rows", order="r"))
-    return found
+        all_cases.append(replace(varying, name="silu", tree=tree))
+        all_cases.append(replace(varying, name="large tiles", config=LARGE))
+        all_cases.append(replace(varying, name="b by rows", order="r"))
+    return all_cases
 
 
 def named(row: Row) -> str | None:
-    """The library that a request names for a row of it to be asked; None for the rows that are asked first."""
+    """The library that a request must name to select a row; None for the rows that come first in the table."""
     return next((library for library in ("cublasLt", "cublas") if row.of(library)), None)
 
 
 def cases(row: Row) -> list[GroupedCase | ListCase]:
-    """The cases that a row of the table is tried with: of one list of groups, and of lists of operands."""
+    """The test cases of a row of the table: with groups of one matrix, and with lists of operands."""
     return [*(() if only_lists in row.rules else grouped_cases(row)), *list_cases(row)]

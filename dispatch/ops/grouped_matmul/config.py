@@ -1,7 +1,7 @@
-"""Which grouped kernel for which groups: by their mean number of rows, as the host does not know each group's.
+"""The choice of a grouped kernel by the groups' mean number of rows, because the host does not have each group's.
 
-`CONFIGS` is the stated set, `choose` picks from it, and a request may name another. No order of tiles is part of one:
-CUTLASS walks over groups along m.
+`CONFIGS` is the list of configurations, `choose` picks one of them, and a request may name another of them. They
+contain no order of tiles: CUTLASS processes groups along m.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CONFIGS = (LARGE, MEDIUM, SMALL)
 
 
 def choose(rows: int, groups: int, n: int, multiprocessors: int, given: Config | None = None) -> Config:
-    """A configuration for so many rows in so many groups: the largest tile that groups fill, if there are enough."""
+    """A configuration for `rows` rows in `groups` groups: the largest tile that groups fill, if there are enough."""
     if given is not None:
         if given not in CONFIGS:
             raise BadRequest("config", str(given), f"one of {', '.join(map(str, CONFIGS))}")

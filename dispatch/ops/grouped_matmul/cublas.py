@@ -1,8 +1,8 @@
-"""Lists of products carried out by `cublasGemmGroupedBatchedEx`, which reads extents, steps and alpha on the host.
+"""The plan of a list of products with `cublasGemmGroupedBatchedEx`, which reads extents, strides and alpha on the host.
 
-Addresses it reads on the device, where a kernel of this library puts them before each call. Products of the same
-extents and steps are one group. Matrices are column-major to cuBLAS: D in rows is the transposed one in columns, which
-is the product of the transposed operands in the other order. Follows
+It reads addresses on the device, where a kernel of this library writes them before each call. Products with the same
+extents and strides form one group. cuBLAS's matrices are column-major: a row-major D is the transpose of a column-major
+one, which is the product of the transposed operands in reverse order. Follows
 https://docs.nvidia.com/cuda/cublas/#cublasgemmgroupedbatchedex.
 """
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 __all__ = ["GroupedGemmPlan", "plan"]
 
 NOT_TRANSPOSED, TRANSPOSED = cb.cublasOperation_t.CUBLAS_OP_N, cb.cublasOperation_t.CUBLAS_OP_T
-OPERANDS = 3  # of the operands of a product
+OPERANDS = 3  # the number of operands of a product
 Pair = tuple[int, ...]
 
 
 class Group(NamedTuple):
-    """What the products of a group share, in cuBLAS's sense of A, B and C."""
+    """The properties that the products of a group share, with cuBLAS's A, B and C."""
 
     op_a: cb.cublasOperation_t
     op_b: cb.cublasOperation_t
@@ -55,7 +55,7 @@ def plan(request: GroupedMatmulListRequest, executor: CudaExecutor, row: Row) ->
 
 
 def lowered(a: tuple[Pair, Pair], b: tuple[Pair, Pair], d: tuple[Pair, Pair]) -> tuple[bool, Group]:
-    """Whether the operands change places, and the product in column-major terms, from shapes and strides."""
+    """Whether the operands are exchanged, and the product in column-major terms, from shapes and strides."""
     is_transposed = order(*d) == "row"
     (m, n), k = d[0], a[0][1]
     first, second = (b, a) if is_transposed else (a, b)
@@ -73,9 +73,9 @@ class GroupedGemmPlan(Plan):
     def __init__(self, request: GroupedMatmulListRequest, executor: CudaExecutor, row: Row) -> None:
         super().__init__(row, capture_safe=True)
         self._executor, self._handle = executor, handle_of(executor)
-        self._handle.follow(executor)  # so that the workspace is there before anything is captured
+        self._handle.follow(executor)  # sets the workspace before anything is captured
         groups = group_products(request)
-        self._places = [places for found in groups.values() for places in found]
+        self._places = [places for products in groups.values() for places in products]
         self._pointers = PointerArrays(executor, len(self._places), OPERANDS)
         self._function: Any = cublas.cublasGemmGroupedBatchedEx
         compute = row.compute or Compute.COMPUTE_32F
@@ -85,7 +85,7 @@ class GroupedGemmPlan(Plan):
     def _arguments(
         self, groups: dict[Group, list[Pair]], dtypes: tuple[Dtype, Dtype, Dtype], compute: Compute
     ) -> tuple[Any, ...]:
-        """The arguments behind the handle; alpha's array is written before each call."""
+        """The arguments after the handle; alpha's array is written before each call."""
         count = len(groups)
         number = ctypes.c_double if compute is Compute.COMPUTE_64F else ctypes.c_float
         self._alpha, beta = (number * count)(), (number * count)()
@@ -101,7 +101,7 @@ class GroupedGemmPlan(Plan):
         )
 
     def check_supported(self) -> None:
-        """Refused where the library has no kernel for the call, which it says when it is called: it is recorded."""
+        """Raise Refused if the library has no kernel for the call, which it reports only when called: in a capture."""
         statuses: list[int] = []
 
         def call() -> int:
@@ -117,7 +117,7 @@ class GroupedGemmPlan(Plan):
         self._pointers.enqueue([tuple(int(addresses[place].real) for place in places) for places in self._places])
         self._alpha[:] = [alpha.real] * len(self._alpha)
         if status := self._call():
-            self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
+            self._executor.stream.done()  # raises DeviceFault if the device is lost
             raise self._function.error(status)
 
     def _call(self) -> int:
@@ -125,19 +125,19 @@ class GroupedGemmPlan(Plan):
 
 
 def group_products(request: GroupedMatmulListRequest) -> dict[Group, list[Pair]]:
-    """For each group where its products' A, B and C, in cuBLAS's sense, are among a plan's addresses."""
+    """For each group, the indices of its products' A, B and C, in cuBLAS's terms, among a plan's addresses."""
     count = request.groups
     if request.out is None:
         results = [(shape, strides) for shape, strides, _ in request.unallocated().values()]
     else:
         results = [(tensor.shape, tensor.layout.strides) for tensor in request.out]
-    found: dict[Group, list[Pair]] = {}
+    products: dict[Group, list[Pair]] = {}
     for number, (a, b, d) in enumerate(zip(request.a, request.b, results, strict=True)):
         is_transposed, group = lowered((a.shape, a.layout.strides), (b.shape, b.layout.strides), d)
         first, second = (1, 0) if is_transposed else (0, 1)
         places = (first * count + number, second * count + number, 2 * count + number)
-        found.setdefault(group, []).append(places)
-    return found
+        products.setdefault(group, []).append(places)
+    return products
 
 
 def _address(array: ctypes.Array[Any]) -> ctypes.c_void_p:

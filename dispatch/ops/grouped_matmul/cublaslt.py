@@ -1,7 +1,7 @@
-"""The requests of grouped_matmul carried out by `cublasLtMatmul` with grouped layouts.
+"""The plan of grouped_matmul with `cublasLtMatmul` and grouped layouts.
 
-cuBLASLt's GPU rows end here, by `plan`: plans.py has the steps, this file the small kernels in the library's own form
-and the call. What the layouts are, libraries/cublaslt/grouped.py says.
+`plan` serves cuBLASLt's GPU rows: plans.py has the sequence of launches, this file the setup kernels for the library's
+arrays, and the call. libraries/cublaslt/grouped.py describes the layouts.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ extern "C" __global__ void place(
 
 
 def plan(request: Requests, executor: CudaExecutor, row: Row) -> Plan:
-    """Bind a request to an executor: compile the small kernel, describe the groups, choose the algorithm."""
+    """Bind a request to an executor: compile the setup kernels, describe the groups, choose the algorithm."""
     return plans.plan(request, executor, row, CublasLtProduct(request, executor))
 
 
 class CublasLtProduct:
-    """One `cublasLtMatmul` over arrays in memory of its own."""
+    """One `cublasLtMatmul` with arrays in its own device memory."""
 
     __slots__ = ("_alpha", "_beta", "_descriptors", "_executor", "_groups", "_memory", "_options", "_result")
 
@@ -98,16 +98,16 @@ class CublasLtProduct:
 
     @property
     def shapes(self) -> int:
-        """Where extents and steps are."""
+        """The address of the extents and strides."""
         return self._groups.numbers("m")
 
     @property
     def arrays(self) -> int:
-        """Where the addresses are."""
+        """The address of the matrices' addresses."""
         return self._groups.addresses("a")
 
     def setup_kernel(self, entry: str) -> int:
-        """One of the two small kernels."""
+        """One of the two setup kernels."""
         return loaded(SETUP_SOURCE, entry, self._options, self._executor.device)
 
     def enqueue(self, alpha: Argument) -> None:
@@ -125,12 +125,12 @@ class CublasLtProduct:
             *(self._result.algo, executor.workspace.c_ptr, self._result.workspaceSize, executor.target.value),
         )
         if status:
-            executor.stream.done()  # raises DeviceFault where it is the device that is lost
+            executor.stream.done()  # raises DeviceFault if the device is lost
             raise lt.cublasLtMatmul.error(status)
 
 
 def mean_extents(request: Requests) -> tuple[int, int, int]:
-    """Rows, columns and k of a group in the mean, as far as the host knows them."""
+    """The mean rows, columns and k of a group, as far as the host has them."""
     if not isinstance(request, GroupedMatmulListRequest):
         return max(request.rows // request.groups, 1), request.n, request.k
     m, n, k = (max(sum(column) // request.groups, 1) for column in zip(*request.extents, strict=True))

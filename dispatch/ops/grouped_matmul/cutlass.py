@@ -1,6 +1,7 @@
-"""The requests of grouped_matmul carried out by a grouped kernel of CUTLASS's.
+"""The plan of grouped_matmul with a grouped CUTLASS kernel.
 
-CUTLASS's GPU rows end here, by `plan`: plans.py has the steps, this file the kernel and the arrays that it reads.
+`plan` serves CUTLASS's GPU rows: plans.py has the sequence of launches, this file the kernel and the arrays that it
+reads.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ if TYPE_CHECKING:
 __all__ = ["CutlassProduct", "array_offsets", "plan", "spec_of"]
 
 ARRAYS = ("addresses_a", "addresses_b", "addresses_d", "steps_a", "steps_b", "steps_d")
-SHAPE_BYTES = 12  # three extents of a group
+SHAPE_BYTES = 12  # the three extents of a group
 
 
 def plan(request: Requests, executor: CudaExecutor, row: Row) -> Plan:
-    """Bind a request to an executor: compile or load the kernel, learn its parameters."""
+    """Bind a request to an executor: compile or load the kernel, prepare its parameters."""
     return plans.plan(request, executor, row, CutlassProduct(request, executor, row))
 
 
 def spec_of(request: Requests, arch: Arch, config: Config) -> GroupedSpec:
-    """The kernel of a request, which is the same for both."""
+    """The spec of a request's kernel, the same for both requests."""
     a, b = request.first("a"), request.first("b")
     return GroupedSpec(
         arch=arch,
@@ -56,9 +57,9 @@ def spec_of(request: Requests, arch: Arch, config: Config) -> GroupedSpec:
 
 
 def array_offsets(groups: int) -> tuple[dict[str, int], int]:
-    """Where the arrays begin, and how many bytes they take.
+    """The offset of each array, and the bytes of all arrays.
 
-    Each begins at a multiple of 16 bytes: CUTLASS first makes its tensor maps of the arrays' own addresses.
+    Each begins at a multiple of 16 bytes, because CUTLASS first makes its tensor maps from the arrays' own addresses.
     """
     step = 8 * (groups + groups % 2)
     offsets = {name: step * index for index, name in enumerate((*ARRAYS, "shapes"))}
@@ -66,7 +67,7 @@ def array_offsets(groups: int) -> tuple[dict[str, int], int]:
 
 
 class CutlassProduct:
-    """The kernel, and memory for the arrays that it reads."""
+    """The kernel, and device memory for the arrays that it reads."""
 
     __slots__ = ("_executor", "_launch", "_memory", "_module", "_values", "arrays", "shapes", "spec")
 
@@ -92,7 +93,7 @@ class CutlassProduct:
         self._launch = Launch(self._module, executor, self._values, config.cluster)
 
     def setup_kernel(self, entry: str) -> Any:
-        """One of the two small kernels."""
+        """One of the two setup kernels."""
         return self._module.function(entry.encode())
 
     def enqueue(self, alpha: Argument) -> None:

@@ -1,8 +1,8 @@
-"""Plans of both libraries: a small kernel says where all lies, then the library's kernel computes.
+"""The plans of cuBLASLt and CUTLASS: a setup kernel writes extents, strides and addresses, then the library runs.
 
-Groups of rows are told by where they end, which never comes to the host: a kernel `arrange` reads it. Products that
-share nothing are told by the host, as arguments of a kernel `place`. Both write arrays that the library reads, in
-memory of the product's own, and each library has its own two.
+Groups of rows are defined by their ends, which stay on the device: the kernel `arrange` reads them. The host passes
+independent products as arguments of a kernel `place`. Both kernels write arrays that the library reads, in memory that
+belongs to its Product, and each library has its own two kernels.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ class Product(Protocol):
 
     @property
     def shapes(self) -> int:
-        """Where the small kernels write the groups' extents."""
+        """The address of the groups' extents, which the setup kernels write."""
 
     @property
     def arrays(self) -> int:
-        """Where they write the addresses."""
+        """The address of the matrices' addresses, which they write."""
 
     def setup_kernel(self, entry: str) -> Any:
-        """The small kernel of this name."""
+        """The setup kernel of this name."""
 
     def enqueue(self, alpha: Argument) -> None:
-        """Compute all groups from what the small kernel has written."""
+        """Compute all groups from the arrays that the setup kernel has written."""
 
 
 def plan(request: Requests, executor: CudaExecutor, row: Row, product: Product) -> Plan:
@@ -57,10 +57,10 @@ def plan(request: Requests, executor: CudaExecutor, row: Row, product: Product) 
 
 
 class _Plan(Plan):
-    """What both have in common: the library's product, and a small kernel before it."""
+    """The part that both plans share: the library's product, and a setup kernel before it."""
 
     __slots__ = ("_executor", "_product", "_setup_kernel")
-    entry: str  # of the small kernel
+    entry: str  # the name of the setup kernel
 
     def __init__(self, executor: CudaExecutor, row: Row, product: Product) -> None:
         super().__init__(row, capture_safe=True)
@@ -68,7 +68,7 @@ class _Plan(Plan):
         self._setup_kernel = product.setup_kernel(self.entry)
 
     def _launch_setup(self, arguments: Sequence[ctypes.Array[ctypes.c_int64] | ctypes.c_int64]) -> None:
-        """Launch the small kernel; its arguments are read before this returns."""
+        """Launch the setup kernel; its arguments are read before this returns."""
         pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments))
         stream = self._executor.target.value or 0
         driver.cuLaunchKernel(self._setup_kernel, 1, 1, 1, THREADS, 1, 1, 0, stream, ctypes.addressof(pointers), 0)
@@ -84,13 +84,13 @@ class GroupedPlan(_Plan):
         super().__init__(executor, row, product)
         out = request.unallocated().get("out")
         d_strides = out[1] if out is not None else request.out.layout.strides  # type: ignore[union-attr]
-        steps = (pitch(t.shape, t.layout.strides) for t in (request.a, request.b))
+        strides = (pitch(t.shape, t.layout.strides) for t in (request.a, request.b))
         self._staged = Staged(executor, {} if request.out is None else {"out": Lines.of(request.out, "row")})
         self._fixed = (
             request.groups,
             request.n,
             request.k,
-            *steps,
+            *strides,
             request.b.layout.strides[0],
             self._staged.words.get("out.pitch", pitch(request.shape, d_strides)),
         )
@@ -98,14 +98,14 @@ class GroupedPlan(_Plan):
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         a, b, ends, out, alpha = arguments
         groups, n, k, a_step, b_step, b_group, d_step = self._fixed
-        given, stream = {"out": int(out.real)}, self._executor.target.value or 0
-        d = self._staged.addresses.get("out", given["out"])
+        outputs, stream = {"out": int(out.real)}, self._executor.target.value or 0
+        d = self._staged.addresses.get("out", outputs["out"])
         numbers = (ends, groups, n, k, a, a_step, b, b_step, b_group, d, d_step)
         words = (*numbers, self._product.shapes, self._product.arrays)
-        self._staged.copy_in(given, stream)  # the host does not know which rows are behind the last group
+        self._staged.copy_in(outputs, stream)  # the host does not know which rows come after the last group
         self._launch_setup([ctypes.c_int64(int(word.real)) for word in words])
         self._product.enqueue(alpha)
-        self._staged.copy_out(given, stream)
+        self._staged.copy_out(outputs, stream)
 
 
 class ListPlan(_Plan):
@@ -116,14 +116,14 @@ class ListPlan(_Plan):
 
     def __init__(self, request: GroupedMatmulListRequest, executor: CudaExecutor, row: Row, product: Product) -> None:
         super().__init__(executor, row, product)
-        made = request.unallocated()
+        unallocated = request.unallocated()
         steps = [[pitch(t.shape, t.layout.strides) for t in tensors] for tensors in (request.a, request.b)]
         if request.out is None:
-            steps.append([pitch(shape, strides) for shape, strides, _ in made.values()])
+            steps.append([pitch(shape, strides) for shape, strides, _ in unallocated.values()])
         else:
             steps.append([pitch(t.shape, t.layout.strides) for t in request.out])
-        given = () if request.out is None else request.out
-        self._staged = Staged(executor, {f"out[{g}]": Lines.of(t, "row") for g, t in enumerate(given)})
+        outputs = () if request.out is None else request.out
+        self._staged = Staged(executor, {f"out[{g}]": Lines.of(t, "row") for g, t in enumerate(outputs)})
         words = self._staged.words
         steps[2] = [words.get(f"out[{g}].pitch", step) for g, step in enumerate(steps[2])]
         self._groups = tuple(zip(request.extents, *steps, strict=True))
@@ -132,14 +132,14 @@ class ListPlan(_Plan):
         *addresses, alpha = arguments
         count = len(self._groups)
         a, b, out = (addresses[i * count : (i + 1) * count] for i in range(3))
-        given = {f"out[{g}]": int(address.real) for g, address in enumerate(out)}
-        d = [self._staged.addresses.get(name, address) for name, address in given.items()]
-        # As many groups at a time as a launch takes by value: a recorded launch then holds them, too.
+        outputs = {f"out[{g}]": int(address.real) for g, address in enumerate(out)}
+        d = [self._staged.addresses.get(name, address) for name, address in outputs.items()]
+        # A launch takes a limited number of groups by value; a captured launch contains them, too.
         fixed = [ctypes.c_int64(x) for x in (count, self._product.shapes, self._product.arrays)]
         for first, number, words in chunks(self._groups, a, b, d):
             self._launch_setup([words, ctypes.c_int64(first), ctypes.c_int64(number), *fixed])
         self._product.enqueue(alpha)
-        self._staged.copy_out(given, self._executor.target.value or 0)
+        self._staged.copy_out(outputs, self._executor.target.value or 0)
 
 
 def chunks(
@@ -148,12 +148,12 @@ def chunks(
     b: Sequence[Argument],
     out: Sequence[Argument],
 ) -> Iterator[tuple[int, int, ctypes.Array[ctypes.c_int64]]]:
-    """The first group, how many, and nine words for each, in the order of `place`: extents, addresses, steps."""
+    """The first group, their number, and nine words for each, in the order of `place`: extents, addresses, strides."""
     for first in range(0, len(groups), PLACED):
         part = range(first, min(first + PLACED, len(groups)))
         words = (ctypes.c_int64 * (9 * PLACED))()
-        for place, g in enumerate(part):
-            extents, *steps = groups[g]
+        for number, g in enumerate(part):
+            extents, *strides = groups[g]
             addresses = (int(x[g].real) for x in (a, b, out))
-            words[9 * place : 9 * place + 9] = [*extents, *addresses, *steps]
+            words[9 * number : 9 * number + 9] = [*extents, *addresses, *strides]
         yield first, len(part), words

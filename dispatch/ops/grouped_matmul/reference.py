@@ -1,6 +1,6 @@
-"""The host rows of grouped_matmul, and the float64 reference: NumPy, group by group.
+"""The plans of grouped_matmul on the host, and the float64 reference: NumPy, group by group.
 
-The table's host rows end here, by `plan`; `reference` is what the tests compare with.
+`plan` serves the table's host rows; `reference` is what the tests compare with.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def products(request: GroupedMatmulRequest, precision: type) -> Iterator[tuple[s
 
 
 def reference(request: GroupedMatmulRequest, precision: type = np.float64) -> dict[str, Array]:
-    """D, unrounded; rows behind the last group are NaN."""
+    """D, unrounded; rows after the last group are NaN."""
     out: Array = np.full(request.shape, np.nan, precision)
     operands = {"alpha": np.asarray(request.alpha)}
     for rows, a, b in products(request, precision):
@@ -60,19 +60,19 @@ def reference_list(request: GroupedMatmulListRequest, precision: type = np.float
 
 def plan(request: GroupedMatmulRequest | GroupedMatmulListRequest, row: Row) -> Plan:
     """A plan that computes with NumPy."""
-    made = NumpyListPlan if hasattr(request, "extents") else NumpyGroupedPlan
-    return made(row, capture_safe=False)
+    kind = NumpyListPlan if hasattr(request, "extents") else NumpyGroupedPlan
+    return kind(row, capture_safe=False)
 
 
 class NumpyGroupedPlan(Plan):
-    """The tree over each group's product in float32, rounded once on the way out."""
+    """A plan that evaluates the tree over each group's product in float32, and rounds once at the end."""
 
     __slots__ = ()
 
     def run(self, request: GroupedMatmulRequest, outputs: Operands) -> None:
-        """Compute a request into its output, or the one made for it; BadRequest for ends that are none."""
+        """Compute a request into its output; BadRequest for invalid ends."""
         target = np.asarray(outputs.get("out", request.out))
-        ends = np.asarray(request.ends)  # which may have been another array's, that nobody has looked at
+        ends = np.asarray(request.ends)  # may share another array's memory, whose values are not validated
         check_ends(ends, request.a.shape[0], str(ends.tolist()))
         values = reference(request, np.float32)["out"]
         for rows, _, _ in products(request, np.float32):
@@ -80,12 +80,12 @@ class NumpyGroupedPlan(Plan):
 
 
 class NumpyListPlan(Plan):
-    """The tree over each product in float32, of f64 in float64, rounded once on the way out."""
+    """A plan that evaluates the tree over each product in float32, or float64 for f64, and rounds once at the end."""
 
     __slots__ = ()
 
     def run(self, request: GroupedMatmulListRequest, outputs: Operands) -> None:
-        """Compute a request into its outputs, or those made for it."""
-        found = reference_list(request, np.float64 if request.d_dtype is F64 else np.float32)
-        for target, values in zip(request.result(outputs), found.values(), strict=True):
+        """Compute a request into its outputs; `outputs` holds those that were allocated for it."""
+        results = reference_list(request, np.float64 if request.d_dtype is F64 else np.float32)
+        for target, values in zip(request.result(outputs), results.values(), strict=True):
             np.asarray(target)[...] = rounded(values, request.d_dtype)

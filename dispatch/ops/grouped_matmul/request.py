@@ -1,7 +1,7 @@
-"""GroupedMatmulRequest: the rows of A in groups, each group multiplied by a matrix of its own.
+"""GroupedMatmulRequest: the rows of A in groups, each of which is multiplied by its own matrix.
 
-That is a layer of experts: the groups' ends lie on the device, where a router has put them, and no extent of a group is
-known to the host. Making a request validates what the host can know. This file calls nothing.
+It is used for layers of experts: a router has written the groups' ends to device memory, and the host does not know the
+groups' extents. A request is validated when it is made, as far as the host has the values. This file calls no library.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ class GroupedMatmulRequest(GroupedBase["Tensor"]):
     Attributes:
         a: (total, k), rows dense.
         b: (groups, k, n).
-        ends: i32 (groups,), or numbers of the host, which are copied to the device; not falling, the last one at most
-            total. Rows behind the last end are not written.
-        out: D (total, n), of `out_dtype`, rows dense. Rows that end amid 16 bytes are copied to it, see matmul's.
+        ends: i32 (groups,), or numbers on the host, which are copied to the device; not decreasing, the last one at
+            most total. Rows after the last end are not written.
+        out: D (total, n), of `out_dtype`, rows dense. Rows that do not end at a multiple of 16 bytes are copied to it,
+            see matmul's.
     """
 
     a: Tensor
@@ -123,7 +124,7 @@ class GroupedMatmulRequest(GroupedBase["Tensor"]):
 
 
 def _on_device(a: Tensor, ends: object) -> Tensor:
-    """Ends that the host knows, checked and copied to the device."""
+    """Ends on the host, validated and copied to the device."""
     numbers = as_array("ends", () if ends is None else ends)
     if a.ndim != 2:
         raise BadRequest("a", str(a.layout), "a (total, k)")
@@ -132,7 +133,7 @@ def _on_device(a: Tensor, ends: object) -> Tensor:
 
 
 def check_ends(numbers: Array, rows: int, shown: str) -> None:
-    """BadRequest for numbers that are no ends of groups of so many rows in all."""
-    whole = numbers.ndim == 1 and numbers.dtype.kind in "iu"
-    if not whole or (np.diff(numbers.astype(np.int64), prepend=0) < 0).any() or numbers.max(initial=0) > rows:
+    """BadRequest for numbers that are not valid ends of groups with this number of rows in all."""
+    is_integer = numbers.ndim == 1 and numbers.dtype.kind in "iu"
+    if not is_integer or (np.diff(numbers.astype(np.int64), prepend=0) < 0).any() or numbers.max(initial=0) > rows:
         raise BadRequest("ends", shown, f"whole numbers that do not fall, at most {rows}", "np.cumsum(sizes)")

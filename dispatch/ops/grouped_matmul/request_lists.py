@@ -1,7 +1,7 @@
-"""GroupedMatmulListRequest: products that share nothing but their dtypes and orders, as one kernel.
+"""GroupedMatmulListRequest: products that share only their dtypes and orders, as one kernel.
 
-Every extent may differ from product to product, and each matrix lies where it likes. The host knows the extents, so
-that they are validated here. This file calls nothing.
+Every extent may differ from product to product, and each matrix may be anywhere in memory. The host has the extents, so
+they are validated here. This file calls no library.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ MATRICES = ("a", "b", "out")
 
 @dataclass(frozen=True, eq=False)
 class GroupedMatmulListRequest(GroupedBase["tuple[Tensor, ...]"]):
-    """D[g] = tree(A[g] · B[g]) for matrices of any extents; all of a place have one dtype.
+    """D[g] = tree(A[g] · B[g]) for matrices of any extents; all A have one dtype, and so have all B and all D.
 
     Attributes:
-        a, b: matrices (m, k) and (k, n) of each product; rows of a dense and b of one order, but by cuBLAS any.
-        out: D of each, (m, n) of `out_dtype`, rows dense, by cuBLAS also columns; None for memory of their own.
+        a, b: matrices (m, k) and (k, n) of each product; rows of a dense and all b of one order; cuBLAS supports any
+            order.
+        out: D of each product, (m, n) of `out_dtype`, rows dense, or columns with cuBLAS; None allocates them.
     """
 
     unpacked: ClassVar[Unpacked | None] = Unpacked(several=MATRICES, numbers=("alpha",))
@@ -48,9 +49,9 @@ class GroupedMatmulListRequest(GroupedBase["tuple[Tensor, ...]"]):
     def __post_init__(self) -> None:
         adopt(self)
         for name in MATRICES:
-            given = getattr(self, name)
-            if given is not None or name != "out":
-                object.__setattr__(self, name, self._matrices(name, given))
+            matrices = getattr(self, name)
+            if matrices is not None or name != "out":
+                object.__setattr__(self, name, self._matrices(name, matrices))
         self._check_matrices()
         self.check_choices()
         self.check_memory()
@@ -67,23 +68,23 @@ class GroupedMatmulListRequest(GroupedBase["tuple[Tensor, ...]"]):
             counts = f"{len(a)} of a, {len(b)} of b" + ("" if out is None else f", {len(out)} of out")
             raise BadRequest("a", counts, "as many of each, and one at least")
         for name, tensor in self.matrices:
-            given: object = tensor  # what users give may be anything
-            if not isinstance(given, Tensor) or given.ndim != 2:
-                said = str(given.layout) if isinstance(given, Tensor) else f"a {type(given).__name__}"
-                raise BadRequest(name, said, "a Tensor of two axes")
+            matrix: object = tensor  # users may pass anything
+            if not isinstance(matrix, Tensor) or matrix.ndim != 2:
+                type_text = str(matrix.layout) if isinstance(matrix, Tensor) else f"a {type(matrix).__name__}"
+                raise BadRequest(name, type_text, "a Tensor of two axes")
             check_extents(name, tensor)
             first = self.first(name.partition("[")[0])
             if tensor.dtype is not first.dtype:
                 raise BadRequest(name, str(tensor.dtype), f"{first.dtype}, as the first one is")
-        for place, (one, other) in enumerate(zip(a, b, strict=True)):
+        for index, (one, other) in enumerate(zip(a, b, strict=True)):
             if one.shape[1] != other.shape[0]:
-                raise BadRequest(f"b[{place}]", str(other.layout), f"{one.shape[1]} rows, as a[{place}] has columns")
+                raise BadRequest(f"b[{index}]", str(other.layout), f"{one.shape[1]} rows, as a[{index}] has columns")
 
     @property
     def operands(self) -> Iterator[tuple[str, Tensor]]:
         for name in MATRICES:
-            for place, tensor in enumerate(getattr(self, name) or ()):
-                yield f"{name}[{place}]", tensor
+            for index, tensor in enumerate(getattr(self, name) or ()):
+                yield f"{name}[{index}]", tensor
 
     def first(self, name: str) -> Tensor:
         tensors: tuple[Tensor, ...] = getattr(self, name)
@@ -121,9 +122,9 @@ class GroupedMatmulListRequest(GroupedBase["tuple[Tensor, ...]"]):
         changed: dict[str, Any] = {}
         if "alpha" in operands:
             changed["alpha"] = operands.pop("alpha")
-        known = {f"{name}[{g}]" for name in MATRICES for g in range(self.groups)}
+        names = {f"{name}[{g}]" for name in MATRICES for g in range(self.groups)}
         for name in operands:
-            if name not in known:
+            if name not in names:
                 raise BadRequest(name, "no operand of this request", "a[0], b[0], out[0] and so on, or alpha")
         for name in MATRICES:
             before = getattr(self, name) or (None,) * self.groups
@@ -133,7 +134,7 @@ class GroupedMatmulListRequest(GroupedBase["tuple[Tensor, ...]"]):
         return replace(self, **changed)
 
     def describe(self) -> str:
-        extents = ", ".join("x".join(map(str, found)) for found in self.extents[:4])
+        extents = ", ".join("x".join(map(str, extent_list)) for extent_list in self.extents[:4])
         more = ", …" if self.groups > 4 else ""
         dtypes = f"{self.first('a').dtype} x {self.first('b').dtype} -> {self.d_dtype}"
         return f"grouped_matmul {self.groups} of {dtypes} ({extents}{more}), {self.choices}"

@@ -1,6 +1,7 @@
-"""What a row of grouped_matmul asks of a request beyond its dtypes: what tensor maps can step through.
+"""What a row of grouped_matmul requires of a request beyond its dtypes: what tensor maps support.
 
-Each rule gives the reason in the words "needs …, has …", or "" where the request is fine. They hold for both requests.
+Each rule returns the reason for a refusal in the words "needs …, has …", or "" if it is met. They hold for both
+requests.
 """
 
 from __future__ import annotations
@@ -41,64 +42,64 @@ def by_16_bytes(request: GroupedBase[Any]) -> str:
 
 
 def rows_dense(request: GroupedBase[Any]) -> str:
-    """A group is some rows of A and D."""
+    """A and D have dense rows: a group consists of some of their rows."""
     wrong = [name for name, tensor in request.matrices if name[0] != "b" and order_of(tensor) != "row"]
     return f"needs dense rows, has {' and '.join(wrong)} with dense columns" if wrong else ""
 
 
 def k_dense(request: GroupedBase[Any]) -> str:
-    """Hopper's tensor cores read fp8 along k only."""
+    """fp8 operands are dense along k: Hopper's tensor cores read no other order."""
     wrong = [name for name, tensor in request.matrices if name[0] == "b" and order_of(tensor) != "column"]
     return f"needs b column-major (k dense), has {' and '.join(wrong)} with rows" if wrong else ""
 
 
 def one_order(request: GroupedBase[Any]) -> str:
-    """A kernel is made for B with dense rows or for one with dense columns."""
+    """All B have one order: a kernel is made for B with dense rows or for one with dense columns."""
     orders = {order_of(tensor) for name, tensor in request.matrices if name[0] == "b"}
     return "needs b of one order, has some with dense rows and some with dense columns" if len(orders) > 1 else ""
 
 
 def some_elements(request: GroupedBase[Any]) -> str:
-    """Nothing is launched for nothing; a single group may be empty, as only the device knows."""
+    """No extent is 0; a single group may be empty, because only the device has its extents."""
     fine = all(all(tensor.shape) for _, tensor in request.matrices) and request.groups
     return "" if fine else "needs extents of 1 or more, has none"
 
 
 def no_fast_accum(request: GroupedBase[Any]) -> str:
-    """Fast accumulation is a choice of fp8 products."""
+    """Fast accumulation is offered only for fp8 products."""
     return "needs fast_accum=False, has True" if request.fast_accum else ""
 
 
 def only_alpha(request: GroupedBase[Any]) -> str:
-    """cuBLASLt scales groups, and fuses nothing else with them but a bias of each group's own; cuBLAS scales alone."""
+    """The epilogue is alpha: cuBLASLt's groups have only this and a bias for each group, cuBLAS's only this."""
     return "" if request.tree in ONLY_ALPHA else f"needs an epilogue of alpha · acc, has {request.tree}"
 
 
 def no_config(request: GroupedBase[Any]) -> str:
-    """cuBLASLt and cuBLAS choose their kernels themselves."""
+    """No config: cuBLASLt and cuBLAS choose their kernels themselves."""
     return "" if request.config is None else f"needs config=None, has {request.config}"
 
 
 def steps_of_32_bits(request: GroupedBase[Any]) -> str:
-    """cuBLASLt and cuBLAS read the steps between lines as i32."""
-    steps = {name: pitch(tensor.shape, tensor.layout.strides) for name, tensor in request.matrices}
-    wrong = [f"{name} has {step}" for name, step in steps.items() if step > MAX_STEP]
+    """Strides fit in i32, as cuBLASLt and cuBLAS read them."""
+    strides = {name: pitch(tensor.shape, tensor.layout.strides) for name, tensor in request.matrices}
+    wrong = [f"{name} has {step}" for name, step in strides.items() if step > MAX_STEP]
     return f"needs lines up to {MAX_STEP} elements apart, {' and '.join(wrong)}" if wrong else ""
 
 
 def only_lists(request: GroupedBase[Any]) -> str:
-    """cuBLAS reads the extents of all products on the host."""
+    """Lists only: cuBLAS reads the extents of all products on the host."""
     if not any(name == "ends" for name, _ in request.operands):
         return ""
     return "needs products as lists, whose extents the host knows, has groups whose ends lie on the device"
 
 
 def host_alpha(request: GroupedBase[Any]) -> str:
-    """cuBLAS reads the numbers of grouped products on the host alone."""
+    """Alpha is on the host: cuBLAS reads the numbers of grouped products only there."""
     return "needs alpha as a number, has one on the device" if isinstance(request.alpha, Tensor) else ""
 
 
 def dense_lines(request: GroupedBase[Any]) -> str:
-    """Rows or columns are dense, of each matrix as it likes, and the others follow each other forward."""
+    """Each matrix has dense rows or dense columns, in order and without overlap."""
     wrong = [f"{name} has {tensor.layout}" for name, tensor in request.matrices if not dense_line(tensor)]
     return f"needs dense rows or columns, {' and '.join(wrong)}" if wrong else ""

@@ -1,9 +1,9 @@
 """Dense linear algebra: Cholesky, LU and QR factorizations, systems of equations, eigenvalues and singular values.
 
-Matrices lie along the last two axes, those before are a batch. Carried out by cuSOLVER's 64-bit interface, its older
-one where that alone has a routine, cuBLAS's batched routines over many small matrices, or on the host by LAPACK as
-SciPy has it. The files: base, request and spectral (what may be asked), cusolver, cusolver_spectral and cublas,
-reference (what is right), rules, cases; and functions, which check the status of each routine: users know
+Matrices are the last two axes; leading axes are a batch. The work is done by cuSOLVER's 64-bit interface, by its older
+interface for routines that only that one has, by cuBLAS's batched routines for many small matrices, or on the host by
+LAPACK through SciPy. The files: base, request and spectral (the requests), cusolver, cusolver_spectral and cublas (the
+plans), reference (the correct results), rules, cases; and functions, which check the status of each routine: users know
 them as `dispatch.linalg`.
 """
 

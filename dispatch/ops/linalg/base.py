@@ -1,4 +1,4 @@
-"""What the requests of linear algebra have in common: matrices along the last two axes, batches along those before."""
+"""Base class and checks of the requests of linear algebra: matrices are the last two axes, the leading ones a batch."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ MATRIX = 2  # axes
 
 
 def real_of(dtype: Dtype) -> Dtype:
-    """The dtype of a magnitude of numbers of a dtype."""
+    """The real dtype for magnitudes of numbers of a dtype."""
     return REALS.get(dtype, dtype)
 
 
 class LinalgRequest(OperandRequest[R_co]):
-    """A request over the matrices of its first operand, whose dtype is that of its rows."""
+    """A request over the matrices of its first operand; that operand's dtype selects the row."""
 
     @property
     def matrices(self) -> Tensor:
         """The first operand."""
-        found: Tensor = getattr(self, self.reads[0])
-        return found
+        first: Tensor = getattr(self, self.reads[0])
+        return first
 
     @property
     def batch(self) -> Shape:
-        """The axes before those of a matrix."""
+        """The axes before the two axes of a matrix."""
         return self.matrices.shape[:-2]
 
     @property
@@ -45,13 +45,13 @@ class LinalgRequest(OperandRequest[R_co]):
         return self.matrices.dtype, self.matrices.dtype
 
     def info_output(self) -> Output:
-        """A status for each matrix."""
+        """The output for one status per matrix."""
         return dense(self.batch, I32)
 
 
 # -- checks -----------------------------------------------------------------------------------------------------------
 def check_matrix(name: str, tensor: Tensor) -> None:
-    """BadRequest unless a tensor is a matrix, or a batch of them, of a dtype that LAPACK has."""
+    """BadRequest unless a tensor is a matrix, or a batch of them, of a dtype that LAPACK supports."""
     if tensor.ndim < MATRIX:
         raise BadRequest(name, str(tensor.layout), "a matrix, (…, rows, columns)", "x[None] adds an axis")
     if tensor.dtype not in DTYPES:
@@ -68,7 +68,7 @@ def check_square(name: str, tensor: Tensor) -> None:
 
 
 def check_right_side(name: str, b: Tensor, a_name: str, a: Tensor) -> None:
-    """BadRequest unless b is a right side for the square matrices of a: (…, n, k), or a vector (n,) for one matrix."""
+    """BadRequest unless b is a right-hand side for a's square matrices: (…, n, k), or a vector (n,) for one matrix."""
     n = a.shape[-1]
     is_vector = b.ndim == 1 and a.ndim == MATRIX
     if b.dtype is not a.dtype:
@@ -82,11 +82,11 @@ def check_right_side(name: str, b: Tensor, a_name: str, a: Tensor) -> None:
 
 
 def check_dense(name: str, tensor: Tensor | None, dtype: Dtype | None = None, shape: Shape | None = None) -> None:
-    """BadRequest unless a vector or a status, where there is one, is dense, and of a dtype and shape if these count."""
+    """BadRequest unless a vector or a status, if present, is dense and has the dtype and shape, if these are given."""
     if tensor is None:
         return
     fits = dtype is None or (tensor.dtype, tensor.shape) == (dtype, shape)
     if not fits or not tensor.layout.is_contiguous or (tensor.size and tensor.layout.alignment < tensor.dtype.itemsize):
-        wanted = "dense" if dtype is None else f"{dtype}{list(shape or ())}, dense"
+        expected = "dense" if dtype is None else f"{dtype}{list(shape or ())}, dense"
         hint = f'dev.array(x, "{dtype}")' if dtype is not None and tensor.shape == shape else ""
-        raise BadRequest(name, str(tensor.layout), wanted, hint)
+        raise BadRequest(name, str(tensor.layout), expected, hint)

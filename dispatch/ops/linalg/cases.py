@@ -1,4 +1,4 @@
-"""The cases of the rows of linear algebra: matrices that are known to be hard, in all orders of memory."""
+"""The test cases of the rows of linear algebra: difficult matrices, in all memory orders."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ KINDS: dict[str, Any] = {
         ops.ExpmRequest,
     )
 }
-VECTORS = (  # outputs that are dense
+VECTORS = (  # dense outputs
     *(
         "info",
         "count",
@@ -80,7 +80,7 @@ VECTORS = (  # outputs that are dense
         "perm",
     ),
 )
-FEW = 6  # elements of matrices of which some mutations are no other matrices
+FEW = 6  # matrices with fewer elements may not change under some mutations
 
 REDUCED, COMPLETE, R, RAW = ops.QrMode
 FULL_RANK = (*SQUARE[:2], SQUARE[4], *OBLONG)
@@ -116,7 +116,7 @@ FORMS = {
 }
 
 
-# Of many small matrices; in their own order, in another, and where all of it has to be copied.
+# Many small matrices: in the order that the routine uses, in another order, and with copies of everything.
 MANY = (
     F("random", (40, 6, 6)), F("random", (3, 2, 17, 17), "columns", "columns"),
     F("hilbert", (2, 6, 6), "strided", "rows"), F("random", (5, 33, 33), "columns", "in place"),
@@ -161,18 +161,18 @@ MANY_FORMS = {
 
 
 def cases(row: Row) -> list[MadeCase]:
-    """Every form of a row's op, of those with drivers the row's own; of a row for many small matrices, several such."""
+    """Every form of a row's op and driver; with several matrices if the row is for many small ones."""
     forms = FORMS[row.op]
     if row.variant.startswith("of many"):
-        # Those of the other rows are refused where they are one matrix; large ones are, in any case.
+        # Forms of the other rows with a single matrix are refused, and so are large ones in any case.
         forms = (*MANY_FORMS[row.op], *(form for form in forms[::4] if max(form.rows, form.cols) <= MOST_ROWS))
     elif row.variant == "small":
         forms = SMALL_FORMS[row.op]
     else:
         forms = forms_of(row, forms)
     if row.op in DRIVERS:
-        usual, own = next(iter(DRIVERS[row.op])), driver_of(row)
-        forms = tuple(form for form in forms if dict(form.choices).get("driver", usual) is own)
+        usual, driver = next(iter(DRIVERS[row.op])), driver_of(row)
+        forms = tuple(form for form in forms if dict(form.choices).get("driver", usual) is driver)
     if row.dtypes[0] in (F32, C64):
         forms = tuple(
             for_single_precision(form) if depends_on_least_singular_value(row.op, form) else form for form in forms
@@ -181,7 +181,7 @@ def cases(row: Row) -> list[MadeCase]:
 
 
 def depends_on_least_singular_value(op: str, form: Form) -> bool:
-    """Whether it hangs on the least singular value what is right: roundoff of single precision may hide much of it."""
+    """Whether the correct result depends on the least singular value; single precision may hide it in roundoff."""
     choices = dict(form.choices)
     if op == "inv":
         return "assume_a" not in choices
@@ -198,54 +198,54 @@ def operands(op: str, form: Form, dtype: Any, rng: np.random.Generator) -> dict[
     is_triangle = op == "inv" and assumed in (ops.InverseKind.LOWER, ops.InverseKind.UPPER)
     is_positive = op in ("cholesky", "cho_solve") or assumed in (ops.MatrixKind.POS, ops.InverseKind.POS)
     is_half = is_positive or is_triangle or op in HERMITIAN or is_hermitian is not None
-    made = []
+    matrices = []
     for number, _ in enumerate(np.ndindex(form.batch)):
         if form.kind == "mixed":
-            made.append(mixed(form.rows, dtype, rng, number))
+            matrices.append(mixed(form.rows, dtype, rng, number))
             continue
         if is_hermitian is not None:
-            made.append(symmetric(form.kind, form.rows, dtype, rng, hermitian=is_hermitian))
+            matrices.append(symmetric(form.kind, form.rows, dtype, rng, hermitian=is_hermitian))
             continue
         one = matrix(form.kind, form.rows, form.cols, dtype, rng, positive=is_positive)
         if op in HERMITIAN and form.kind in ("random", "graded"):
             one = one + one.conj().T
-        made.append(one)
+        matrices.append(one)
     empty = np.zeros((*form.batch, form.rows, form.cols))
-    a = np.reshape(made, empty.shape) if made else empty
+    a = np.reshape(matrices, empty.shape) if matrices else empty
     exact = (a, a.mT, a.conj().mT)[choices.get("trans", 0)]
     if op == "cho_solve" and a.size:
         a = np.linalg.cholesky(a) if choices["lower"] else np.linalg.cholesky(a).conj().mT
     if op == "lu_solve":
         factors = evaluate(ops.LuFactorRequest(_on_host(a.astype(dtype.numpy))), EXACT)
-        found = {"lu": factors["out"], "pivots": factors["pivots"]}
+        arrays = {"lu": factors["out"], "pivots": factors["pivots"]}
     elif op == "ldl_solve":
         triangle = {"lower": choices["lower"], "hermitian": choices["hermitian"]}
         factors = evaluate(ops.LdlRequest(_on_host(a.astype(dtype.numpy)), **triangle), EXACT)
-        a, found = factors["out"], {"pivots": factors["pivots"]}
+        a, arrays = factors["out"], {"pivots": factors["pivots"]}
     elif op in ("orgqr", "ormqr"):
-        found = evaluate(ops.QrRequest(_on_host(a.astype(dtype.numpy)), mode=RAW), EXACT)
+        arrays = evaluate(ops.QrRequest(_on_host(a.astype(dtype.numpy)), mode=RAW), EXACT)
     else:
-        found = {KINDS[op].reads[0]: a}
+        arrays = {KINDS[op].reads[0]: a}
     if is_half:
         name = KINDS[op].reads[0]
         lower = assumed is ops.InverseKind.LOWER if is_triangle else choices["lower"]
         halves = [one_triangle(a[index], lower=lower) for index in np.ndindex(form.batch)]
-        found[name] = np.reshape(halves, a.shape) if halves else a
+        arrays[name] = np.reshape(halves, a.shape) if halves else a
     if op == "generalized_eigh":
-        found["b"] = matrices_b(form, dtype, rng)
+        arrays["b"] = matrices_b(form, dtype, rng)
     elif op == "ormqr":
         extents = (form.rows, form.right) if choices["side"] is ops.QrSide.LEFT else (form.right, form.rows)
-        found["c"] = normal(rng, dtype, (*form.batch, *extents))
+        arrays["c"] = normal(rng, dtype, (*form.batch, *extents))
     elif op == "qr_multiply":
         is_left = choices["mode"] is ops.QrSide.LEFT
         extents = (min(form.rows, form.cols), form.right) if is_left else (form.right, form.rows)
-        found["c"] = normal(rng, dtype, (*form.batch, *extents))
+        arrays["c"] = normal(rng, dtype, (*form.batch, *extents))
     elif "b" in KINDS[op].reads:
         sides = (form.right,) if form.right else ()
         shape = (*form.batch, form.rows, *(sides or (() if not form.batch else (1,))))
-        x = normal(rng, dtype, shape)  # of A·x a wrong x shows, which of a small b beside a large x it would not
-        found["b"] = normal(rng, dtype, shape) if op in ("lstsq", "refined_lstsq") else exact @ x
-    return {name: values if name == "pivots" else values.astype(dtype.numpy) for name, values in found.items()}
+        x = normal(rng, dtype, shape)  # b is A·x: an error in x shows, as it may not if b is small and x large
+        arrays["b"] = normal(rng, dtype, shape) if op in ("lstsq", "refined_lstsq") else exact @ x
+    return {name: values if name == "pivots" else values.astype(dtype.numpy) for name, values in arrays.items()}
 
 
 def _on_host(values: Array) -> Any:
@@ -255,65 +255,65 @@ def _on_host(values: Array) -> Any:
 
 
 def check(op: str, dtype: Any, form: Form, name: str, device: Device, rng: np.random.Generator) -> Check:
-    """A request of a form with fresh operands, and what is to come out."""
-    given = operands(op, form, dtype, rng)
+    """A request of a form with fresh operands, and the expected results."""
+    arrays = operands(op, form, dtype, rng)
     memories = {
         n: place(device, v) if v.ndim == 1 or n in VECTORS else place_on_device(device, v, form.order)
-        for n, v in given.items()
+        for n, v in arrays.items()
     }
-    choices = with_subset_bounds(op, dict(form.choices), given)
+    choices = with_subset_bounds(op, dict(form.choices), arrays)
     request = KINDS[op](**{n: memory.view for n, memory in memories.items()}, **choices)
     expected, written = evaluate(request, EXACT), []
     if form.out != "open":
         given_outputs = {}
-        for output, made in request.outputs().items():
+        for output, layout in request.outputs().items():
             over = next((read for one, read in request.in_place if one == output), None)
             if form.out == "in place" and over is not None:
                 memory = memories[over]
-            elif output in VECTORS or len(made.shape) == 1:
-                memory = place(device, poison(made.dtype, made.shape))
+            elif output in VECTORS or len(layout.shape) == 1:
+                memory = place(device, poison(layout.dtype, layout.shape))
             else:
                 memory = place_on_device(
-                    device, poison(made.dtype, made.shape), "rows" if form.out == "in place" else form.out
+                    device, poison(layout.dtype, layout.shape), "rows" if form.out == "in place" else form.out
                 )
             given_outputs[output] = memory.view
             written.append(memory)
         request = request.replace(**given_outputs)
-    return ResidualCheck(name, request, expected, {}, tuple(written), given=given)
+    return ResidualCheck(name, request, expected, {}, tuple(written), given=arrays)
 
 
 # -- wrong results that every case must reject ------------------------------------------------------------------------
 def _flipped(request: Any) -> Any:
-    """Of the other triangle."""
-    if not hasattr(request, "lower") or request.matrices.size < FEW or request.op == "ldl_solve":  # which refuses that
+    """The request for the other triangle."""
+    if not hasattr(request, "lower") or request.matrices.size < FEW or request.op == "ldl_solve":
         return None
-    given = {name: np.asarray(tensor) for name, tensor, written in request.tensors() if not written}
-    if not np.isnan(given[request.reads[0]]).any():
+    arrays = {name: np.asarray(tensor) for name, tensor, written in request.tensors() if not written}
+    if not np.isnan(arrays[request.reads[0]]).any():
         return None
     with np.errstate(all="ignore"):
         return evaluate(replace(request, lower=not request.lower), EXACT)
 
 
 def _with(**changes: Any) -> Any:
-    """Outputs changed by functions of all outputs, where a request has them."""
+    """Replaces outputs by functions of all outputs, if the request has them."""
 
     def mutation(request: Any) -> Any:
         if request.matrices.size < FEW or not changes.keys() <= request.outputs().keys():
             return None
-        found = evaluate(request, EXACT)
-        return found | {name: change(found) for name, change in changes.items()}
+        outputs = evaluate(request, EXACT)
+        return outputs | {name: change(outputs) for name, change in changes.items()}
 
     return mutation
 
 
 def _descending(request: Any) -> Any:
-    """Of matrices whose eigenvalues have an order, or vectors beside them."""
+    """Eigenvalues in descending order, if the op specifies an order or there are vectors that must match."""
     has_order = request.op != "eig" or not request.eigvals_only
     return _with(w=lambda found: found["w"][..., ::-1])(request) if has_order else None
 
 
 def _right_for_left(request: Any) -> Any:
-    """Of matrices that are not normal, whose right eigenvectors are not the left ones."""
+    """Right eigenvectors in place of left ones; they differ for matrices that are not normal."""
     if request.op != "eig":
         return None
     a = np.asarray(request.a)
@@ -322,14 +322,14 @@ def _right_for_left(request: Any) -> Any:
 
 
 def _negated(request: Any) -> Any:
-    """Of what reflectors give, whose signs are theirs."""
+    """The results of the other sign, for products of reflectors, which determine the sign."""
     if request.op not in ("orgqr", "ormqr") or request.matrices.size < FEW:
         return None
     return {name: -values for name, values in evaluate(request, EXACT).items()}
 
 
 def _doubled(request: Any) -> Any:
-    """Of an exponential, for others may allow as much."""
+    """Twice the result of an exponential; for other ops this may be within the allowed error."""
     return _with(out=lambda found: 2 * found["out"])(request) if request.op == "expm" else None
 
 

@@ -1,8 +1,8 @@
-"""Factorizations and systems of many small matrices by cuBLAS: one call for all, where cuSOLVER takes one each.
+"""Factorizations and systems of many small matrices by cuBLAS: one call for all; cuSOLVER needs a call per matrix.
 
-Matrices are laid as in cusolver.py. Of LU and QR cuBLAS overwrites what it is given, so that plans copy; solutions of
-triangles by `trsmBatched` are made where they are wanted. What `getrfBatched` leaves of a singular matrix a kernel of
-this library factorizes again. Follows
+Memory layouts are those of cusolver.py. LU and QR of cuBLAS overwrite their operands, so the plans copy them;
+`trsmBatched` writes the solutions of triangular systems directly to the result. A kernel of this library factorizes
+singular matrices again, because `getrfBatched` leaves them incomplete. Follows
 https://docs.nvidia.com/cuda/cublas/#blas-like-extension.
 """
 
@@ -52,23 +52,23 @@ PIVOT_BYTES = 4
 
 
 class BatchedSteps(LinalgSteps):
-    """The steps of a plan whose calls are cuBLAS's."""
+    """The steps of a plan that calls cuBLAS."""
 
     def batched(self, routine: str, *arguments: Any) -> None:
-        """Call a routine once, for all matrices; it is told how many there are."""
+        """Call a routine once for all matrices; the batch size is appended to the arguments."""
         name = f"cublas{LETTERS[self.dtype]}{routine}Batched"
         self._steps.append(batched_call(self.executor, name, (*arguments, self.batch)))
 
     def narrow_pivots(self, n: int) -> OperandPointer:
-        """Memory for the pivots that cuBLAS counts in 32 bits, of all matrices one behind another."""
+        """Memory for cuBLAS's 32-bit pivots of all matrices, contiguous."""
         return self.scratch(n * PIVOT_BYTES)._replace(batch_stride=0)
 
     def convert_pivots(self, source: OperandPointer, target: OperandPointer, n: int, *, widen: bool) -> None:
-        """Pivots of one width to the other."""
+        """Convert pivots between 32 and 64 bits."""
         self._steps.append(ConvertPivots(self.executor, source, target, n * self.batch, widen=widen))
 
     def refactorize_singular(self, a: Matrix, lu: Matrix, pivots: OperandPointer, info: OperandPointer) -> None:
-        """Factorize singular matrices, which cuBLAS leaves half way."""
+        """Factorize singular matrices, which cuBLAS factorizes only in part."""
         self._steps.append(RefactorizeSingular(self.executor, a, lu, pivots, info, self.batch))
 
     def solve_cholesky(self, c: Matrix, x: Matrix, *, lower: bool) -> None:
@@ -79,64 +79,64 @@ class BatchedSteps(LinalgSteps):
             self.batched("trsm", LEFT, LOWER if lower else UPPER, trans, NOT_UNIT, c.rows, x.cols, one, *lists)
 
     def form_q(self, factors: Matrix, tau: OperandPointer, q: Matrix) -> None:
-        """Make Q of Householder's vectors."""
+        """Form Q from Householder vectors."""
         self._steps.append(FormQ(self.executor, factors, tau, q, self.batch))
 
 
 def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
-    """The plan of a request over several small matrices with elements, as the rows' rules have it."""
+    """The plan of a request over several small, non-empty matrices; the rules of the rows ensure this."""
     return MAKERS[request.op](request, BatchedSteps(request, executor, row))
 
 
 # -- LU ---------------------------------------------------------------------------------------------------------------
 def lu_factor(request: LuFactorRequest, steps: BatchedSteps) -> Plan:
-    """Copy A into the result, by columns, factorize it there, complete what is singular, and widen the pivots."""
+    """Copy A into the result, column-major, factorize it there, complete singular matrices, and widen the pivots."""
     del request
-    a, wanted = steps.matrix("a"), steps.matrix("out")
-    made = steps.target(wanted)
-    if made is wanted and (a.row_stride, a.col_stride, a.pointer.batch_stride) == (
-        made.row_stride,
-        made.col_stride,
-        made.pointer.batch_stride,
+    a, out = steps.matrix("a"), steps.matrix("out")
+    target = steps.target(out)
+    if target is out and (a.row_stride, a.col_stride, a.pointer.batch_stride) == (
+        target.row_stride,
+        target.col_stride,
+        target.pointer.batch_stride,
     ):
-        kept = steps.scratch_matrix(a.dtype, a.rows, a.cols)  # for the result may be A itself
-        steps.copy(a, kept)
-        a = kept
-    steps.copy(a, made)
-    pivots = factor_lu(steps, made)
-    steps.refactorize_singular(a, made, pivots, steps.vector("info"))
-    steps.convert_pivots(pivots, steps.vector("pivots"), made.rows, widen=True)
-    steps.finish(made, wanted)
+        original = steps.scratch_matrix(a.dtype, a.rows, a.cols)  # the result may be A itself
+        steps.copy(a, original)
+        a = original
+    steps.copy(a, target)
+    pivots = factor_lu(steps, target)
+    steps.refactorize_singular(a, target, pivots, steps.vector("info"))
+    steps.convert_pivots(pivots, steps.vector("pivots"), target.rows, widen=True)
+    steps.finish(target, out)
     return steps.plan(capture_safe=True)
 
 
 def factor_lu(steps: BatchedSteps, a: Matrix) -> OperandPointer:
-    """`getrfBatched`; gives the pivots."""
+    """`getrfBatched`; returns the pivots."""
     pivots = steps.narrow_pivots(a.rows)
     steps.batched("getrf", a.rows, steps.pointers(a), a.ld, pivots, steps.vector("info")._replace(batch_stride=0))
     return pivots
 
 
 def lu_solve(request: LuSolveRequest, steps: BatchedSteps) -> Plan:
-    """Copy b into the result and solve there, with pivots of 32 bits."""
-    lu, wanted = steps.matrix("lu"), steps.matrix("out")
+    """Copy b into the result and solve there, with 32-bit pivots."""
+    lu, out = steps.matrix("lu"), steps.matrix("out")
     if not lu.is_column_major:
-        made = steps.target(lu)
-        steps.copy(lu, made)
-        lu = made
+        factors = steps.target(lu)
+        steps.copy(lu, factors)
+        lu = factors
     pivots = steps.narrow_pivots(lu.rows)
     steps.convert_pivots(steps.vector("pivots"), pivots, lu.rows, widen=False)
-    x = steps.target(wanted)
+    x = steps.target(out)
     steps.copy(steps.matrix("b"), x)
     solve_lu_batched(steps, lu, pivots, x, OPERATIONS[request.trans])
-    steps.finish(x, wanted)
+    steps.finish(x, out)
     return steps.plan(capture_safe=True)
 
 
 def solve_lu_batched(
     steps: BatchedSteps, lu: Matrix, pivots: OperandPointer, x: Matrix, trans: cb.cublasOperation_t
 ) -> None:
-    """`getrsBatched`, which says on the host whether its arguments are sound."""
+    """`getrsBatched`, which reports invalid arguments on the host."""
     host_info = np.zeros(1, np.int32)
     lists = (steps.pointers(lu), lu.ld, pivots, steps.pointers(x), x.ld)
     steps.batched("getrs", trans, lu.rows, x.cols, *lists, host_info)
@@ -144,8 +144,8 @@ def solve_lu_batched(
 
 def solve(request: SolveRequest, steps: BatchedSteps) -> Plan:
     """Factorize a copy of A, and solve in the result."""
-    a, wanted, info = steps.matrix("a"), steps.matrix("out"), steps.vector("info")
-    copy, x = steps.scratch_matrix(a.dtype, a.rows, a.cols), steps.target(wanted)
+    a, out, info = steps.matrix("a"), steps.matrix("out"), steps.vector("info")
+    copy, x = steps.scratch_matrix(a.dtype, a.rows, a.cols), steps.target(out)
     if request.assume_a is MatrixKind.POS:
         copy_lower(steps, a, copy, lower=request.lower)
         factor_cholesky(steps, copy, info)
@@ -156,35 +156,35 @@ def solve(request: SolveRequest, steps: BatchedSteps) -> Plan:
         pivots = factor_lu(steps, copy)
         steps.copy(steps.matrix("b"), x)
         solve_lu_batched(steps, copy, pivots, x, OP_N)
-    steps.finish(x, wanted)
-    steps.fill_nan_where(info, wanted)
+    steps.finish(x, out)
+    steps.fill_nan_where(info, out)
     return steps.plan(capture_safe=True)
 
 
 # -- QR ---------------------------------------------------------------------------------------------------------------
 def qr(request: QrRequest, steps: BatchedSteps) -> Plan:
-    """Factorize a copy of A, copy R out of it, and make Q of what is left."""
+    """Factorize a copy of A, copy R out of it, and form Q from the Householder vectors."""
     a = steps.matrix("a")
     least = min(a.rows, a.cols)
     if request.mode is QrMode.RAW:
-        wanted = steps.matrix("h")
-        made = steps.target(wanted)
-        steps.copy(a, made)
-        factor_qr(steps, made, steps.vector("tau"))
-        steps.finish(made, wanted)
+        h = steps.matrix("h")
+        target = steps.target(h)
+        steps.copy(a, target)
+        factor_qr(steps, target, steps.vector("tau"))
+        steps.finish(target, h)
         return steps.plan(capture_safe=True)
-    made, tau = steps.scratch_matrix(a.dtype, a.rows, a.cols), steps.scratch(least * a.dtype.itemsize)
+    target, tau = steps.scratch_matrix(a.dtype, a.rows, a.cols), steps.scratch(least * a.dtype.itemsize)
     r = steps.matrix("r")
-    steps.copy(a, made)
-    factor_qr(steps, made, tau)
-    steps.copy(made.first_rows(r.rows), r, CopyMode.UPPER)
+    steps.copy(a, target)
+    factor_qr(steps, target, tau)
+    steps.copy(target.first_rows(r.rows), r, CopyMode.UPPER)
     if request.mode is not QrMode.R:
-        steps.form_q(made, tau, steps.matrix("q"))
+        steps.form_q(target, tau, steps.matrix("q"))
     return steps.plan(capture_safe=True)
 
 
 def factor_qr(steps: BatchedSteps, a: Matrix, tau: OperandPointer) -> None:
-    """`geqrfBatched`, which says on the host whether its arguments are sound."""
+    """`geqrfBatched`, which reports invalid arguments on the host."""
     least = min(a.rows, a.cols)
     factors = Matrix(tau, a.dtype, least, 1, 1, least)
     host_info = np.zeros(1, np.int32)

@@ -1,8 +1,9 @@
-"""Inverses, least squares and exponentials of many small matrices by cuBLAS: one call, where cuSOLVER takes one each.
+"""Inverses, least squares and exponentials of many small matrices by cuBLAS: one call, not one per matrix.
 
-Up to 32 rows `matinvBatched` inverts, and reads its operand where it is; beyond, `getriBatched` what `getrfBatched` has
-factorized. `gelsBatched` takes systems of as many equations as unknowns or more. Systems of exponentials are those of
-`getrfBatched` and `getrsBatched`. Follows https://docs.nvidia.com/cuda/cublas/#blas-like-extension.
+Up to 32 rows `matinvBatched` inverts and reads its operand in place. For more rows `getriBatched` inverts the factors
+of `getrfBatched`. `gelsBatched` supports systems with at least as many equations as unknowns. The systems of
+exponentials are solved by `getrfBatched` and `getrsBatched`. Follows
+https://docs.nvidia.com/cuda/cublas/#blas-like-extension.
 """
 
 from __future__ import annotations
@@ -38,38 +39,38 @@ __all__ = ["plan"]
 
 
 def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
-    """The plan of a request over several small matrices with elements, as the rows' rules have it."""
+    """The plan of a request over several small, non-empty matrices; the rules of the rows ensure this."""
     return MAKERS[request.op](BatchedSteps(request, executor, row))
 
 
 def inverse(steps: BatchedSteps) -> Plan:
-    """Invert into the result's own memory where its columns are dense; the operand stays as it is.
+    """Invert into the result's own memory if its columns are dense; the operand is not modified.
 
-    The inverse of a matrix in rows is that of its transpose, transposed; but of a singular one that has other pivots,
-    and the status would not be that of `lu_factor`.
+    The inverse of a row-major matrix is the transposed inverse of its transpose. But for a singular matrix the
+    transpose has other pivots, and the status would differ from that of `lu_factor`.
     """
-    a, wanted, info = steps.matrix("a"), steps.matrix("out"), steps.vector("info")
-    made = steps.target(wanted)
+    a, out, info = steps.matrix("a"), steps.matrix("out"), steps.vector("info")
+    target = steps.target(out)
     if a.rows <= MOST_INVERTED:
         source = a if a.is_column_major else scratch_copy(steps, a)
         read = (steps.pointers(source), source.ld)
-        steps.batched("matinv", a.rows, *read, steps.pointers(made), made.ld, info._replace(batch_stride=0))
+        steps.batched("matinv", a.rows, *read, steps.pointers(target), target.ld, info._replace(batch_stride=0))
     else:
         factors = scratch_copy(steps, a)
         pivots = factor_lu(steps, factors)
-        given = (steps.pointers(factors), factors.ld, pivots)
-        ignored = steps.ignored_info()  # `getrfBatched` has told the status
-        steps.batched("getri", a.rows, *given, steps.pointers(made), made.ld, ignored)
-    steps.finish(made, wanted)
-    steps.fill_nan_where(info, wanted)
+        arguments = (steps.pointers(factors), factors.ld, pivots)
+        ignored = steps.ignored_info()  # `getrfBatched` has written the status
+        steps.batched("getri", a.rows, *arguments, steps.pointers(target), target.ld, ignored)
+    steps.finish(target, out)
+    steps.fill_nan_where(info, out)
     return steps.plan(capture_safe=True)
 
 
 def least_squares(steps: BatchedSteps) -> Plan:
-    """`gelsBatched` over copies; what it leaves below x is documented nowhere, so that b - A·x is computed."""
+    """`gelsBatched` over copies; the content below x is undocumented, so b - A·x is computed separately."""
     a, b, out, info = steps.matrix("a"), steps.matrix("b"), steps.matrix("out"), steps.vector("info")
     factors, x = scratch_copy(steps, a), scratch_copy(steps, b)
-    host_info = np.zeros(1, np.int32)  # on the host: whether the arguments are sound
+    host_info = np.zeros(1, np.int32)  # on the host: whether the arguments are valid
     lists = (steps.pointers(factors), factors.ld, steps.pointers(x), x.ld)
     steps.batched("gels", OP_N, a.rows, a.cols, b.cols, *lists, host_info, info._replace(batch_stride=0))
     solution = x.first_rows(a.cols)
@@ -84,7 +85,7 @@ def least_squares(steps: BatchedSteps) -> Plan:
 
 
 def exponentials(steps: BatchedSteps) -> Plan:
-    """Those by scaling and squaring, whose systems of equations are one call of each routine."""
+    """Scaling and squaring; the systems of equations are one call of each routine."""
     request: Any = steps.request
 
     def solve(q: Matrix, p: Matrix) -> None:

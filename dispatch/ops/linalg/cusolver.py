@@ -1,9 +1,9 @@
 """Factorizations and systems of equations by cuSOLVER's 64-bit interface: plans of `cudabind.sys.cusolverDn` calls.
 
-LAPACK reads columns. Matrices in rows are copied with their rows and columns exchanged, as the routines overwrite what
-they are given anyway. Of a Hermitian matrix the lower triangle by columns is factorized, which cuSOLVER does in little
-more than half the time that it takes for the upper one; where that one is read its adjoint is copied. Follows
-https://docs.nvidia.com/cuda/cusolver/#dense-linear-solver-reference-64-bit-api.
+LAPACK is column-major. Row-major matrices are copied to column-major ones, since the routines overwrite their operands
+and a copy is needed anyway. Cholesky factorizes the lower triangle of a column-major Hermitian matrix: cuSOLVER needs
+little more than half the time of the upper triangle; if the request reads the upper triangle, its adjoint is copied.
+Follows https://docs.nvidia.com/cuda/cusolver/#dense-linear-solver-reference-64-bit-api.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PIVOT_BYTES = 8
 
 
 def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
-    """The plan of a request; nothing but a status is written where there is no element."""
+    """The plan of a request; if there are no elements only a status is written."""
     steps = LinalgSteps(request, executor, row)
     if not all(request.layout_of(name).size for name in request.reads):
         if request.op == "qr" and request.mode is QrMode.COMPLETE:
@@ -55,40 +55,41 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
 
 # -- Cholesky ---------------------------------------------------------------------------------------------------------
 def cholesky(request: CholeskyRequest, steps: LinalgSteps) -> Plan:
-    """Copy the triangle, with zeros beside it, to where a lower one lies by columns, and factorize it there.
+    """Copy the triangle, with zeros in the other one, to a column-major lower triangle, and factorize it there.
 
-    U is, transposed, the L of the transposed matrix. A result that lies the other way is made in scratch memory, but
-    of one large matrix that is overwritten, whose transpose `potrf` takes as an upper triangle: it takes longer then.
+    U is the transpose of the L of the transposed matrix. A result of the other order is computed in scratch memory. The
+    exception is one large matrix that is overwritten: `potrf` factorizes its transpose as an upper triangle, which
+    takes longer.
     """
-    a, wanted, info = steps.matrix("a"), steps.matrix("out"), steps.vector("info")
+    a, out, info = steps.matrix("a"), steps.matrix("out"), steps.vector("info")
     if not request.lower:
-        a, wanted = a.mT, wanted.mT
-    many = is_batched(steps, wanted)
-    if request.is_in_place and not many and wanted.mT.is_column_major and not wanted.is_column_major:
-        steps.copy(a, wanted, CopyMode.LOWER)
-        factor_cholesky(steps, wanted.mT, info, UPPER)  # conj(A) = Lᵀᴴ·Lᵀ
+        a, out = a.mT, out.mT
+    many = is_batched(steps, out)
+    if request.is_in_place and not many and out.mT.is_column_major and not out.is_column_major:
+        steps.copy(a, out, CopyMode.LOWER)
+        factor_cholesky(steps, out.mT, info, UPPER)  # conj(A) = Lᵀᴴ·Lᵀ
     else:
-        made = steps.target(wanted)
-        steps.copy(a, made, CopyMode.LOWER)
-        factor_cholesky(steps, made, info)
-        if many or made != wanted:
-            steps.copy(made, wanted, CopyMode.LOWER)
-    steps.fill_nan_where(info, wanted)
+        target = steps.target(out)
+        steps.copy(a, target, CopyMode.LOWER)
+        factor_cholesky(steps, target, info)
+        if many or target != out:
+            steps.copy(target, out, CopyMode.LOWER)
+    steps.fill_nan_where(info, out)
     return steps.plan(capture_safe=True)
 
 
 def copy_lower(steps: LinalgSteps, a: Matrix, target: Matrix, *, lower: bool) -> None:
-    """The lower triangle of a Hermitian matrix, of which one triangle is read: `potrf` is fastest with it."""
+    """Copy one triangle of a Hermitian matrix as a lower triangle, for which `potrf` is fastest."""
     steps.copy(a if lower else a.mT, target, CopyMode.LOWER, conj=not lower)
 
 
 def is_batched(steps: LinalgSteps, a: Matrix) -> bool:
-    """Whether `potrfBatched` factorizes the matrices, which takes the other triangle for its workspace."""
+    """Whether `potrfBatched` factorizes the matrices; it uses the other triangle as workspace."""
     return steps.batch > 1 and a.rows <= MAX_BATCHED_ROWS
 
 
 def factor_cholesky(steps: LinalgSteps, a: Matrix, info: OperandPointer, uplo: cb.cublasFillMode_t = LOWER) -> None:
-    """`potrf` over each matrix, or all at once where they are small."""
+    """`potrf` over each matrix, or one batched call if they are small."""
     kind = cuda_type(a.dtype)
     if is_batched(steps, a):
         name = f"cusolverDn{LETTERS[a.dtype]}potrfBatched"
@@ -99,36 +100,36 @@ def factor_cholesky(steps: LinalgSteps, a: Matrix, info: OperandPointer, uplo: c
 
 def cho_solve(request: ChoSolveRequest, steps: LinalgSteps) -> Plan:
     """Copy b into the result and solve there."""
-    c, lower, wanted = steps.matrix("c"), request.lower, steps.matrix("out")
+    c, lower, out = steps.matrix("c"), request.lower, steps.matrix("out")
     if c.mT.is_column_major and not c.is_column_major and not c.dtype.is_complex:
         c, lower = c.mT, not lower
     elif not c.is_column_major:
-        made = steps.target(c)
-        copy_lower(steps, c, made, lower=lower)  # L = Uᴴ
-        c, lower = made, True
-    x = steps.target(wanted)
+        factor = steps.target(c)
+        copy_lower(steps, c, factor, lower=lower)  # L = Uᴴ
+        c, lower = factor, True
+    x = steps.target(out)
     steps.copy(steps.matrix("b"), x)
     steps.solve_cholesky(c, x, lower=lower)
-    steps.finish(x, wanted)
+    steps.finish(x, out)
     return steps.plan(capture_safe=True)
 
 
 # -- LU ---------------------------------------------------------------------------------------------------------------
 def lu_factor(request: LuFactorRequest, steps: LinalgSteps) -> Plan:
-    """Copy A into the result, by columns, and factorize it there."""
+    """Copy A into the result, column-major, and factorize it there."""
     del request
-    wanted = steps.matrix("out")
-    made = steps.target(wanted)
-    steps.copy(steps.matrix("a"), made)
-    factor_lu(steps, made, steps.vector("pivots"), steps.vector("info"))
-    steps.finish(made, wanted)
+    out = steps.matrix("out")
+    target = steps.target(out)
+    steps.copy(steps.matrix("a"), target)
+    factor_lu(steps, target, steps.vector("pivots"), steps.vector("info"))
+    steps.finish(target, out)
     return steps.plan(capture_safe=True)
 
 
 def factor_lu(steps: LinalgSteps, a: Matrix, pivots: OperandPointer, info: OperandPointer) -> None:
-    """`getrf` over each matrix; of one that is not finite all factors become NaN.
+    """`getrf` over each matrix; if a matrix is not finite all its factors become NaN.
 
-    cuSOLVER 12.0's can leave finite numbers alone of a matrix with NaN, with a status of 0.
+    For a matrix with NaN cuSOLVER 12.0 can return only finite numbers and a status of 0.
     """
     kind, flags = cuda_type(a.dtype), steps.flag_nonfinite(a)
     steps.call_x(
@@ -138,12 +139,12 @@ def factor_lu(steps: LinalgSteps, a: Matrix, pivots: OperandPointer, info: Opera
 
 
 def lu_solve(request: LuSolveRequest, steps: LinalgSteps) -> Plan:
-    """Solve with both triangles; the factors are copied where their columns are not dense."""
+    """Solve with both triangles; the factors are copied if their columns are not dense."""
     lu = steps.matrix("lu")
     if not lu.is_column_major:
-        made = steps.target(lu)
-        steps.copy(lu, made)
-        lu = made
+        factors = steps.target(lu)
+        steps.copy(lu, factors)
+        lu = factors
     solve_lu(steps, lu, steps.vector("pivots"), steps.matrix("b"), steps.matrix("out"), OPERATIONS[request.trans])
     return steps.plan(capture_safe=True)
 
@@ -151,70 +152,70 @@ def lu_solve(request: LuSolveRequest, steps: LinalgSteps) -> Plan:
 def solve(request: SolveRequest, steps: LinalgSteps) -> Plan:
     """Factorize a copy of A, and solve in the result.
 
-    The transposed matrix would do as well, and need no exchange of rows and columns; but of a singular one it has other
-    pivots, and the status would not be that of `lu_factor`.
+    The transposed matrix would also do, without a change of memory order. But for a singular matrix it has other
+    pivots, and the status would differ from that of `lu_factor`.
     """
     if request.assume_a not in (MatrixKind.GEN, MatrixKind.POS):
         return symmetric.solve(request, steps)
-    a, wanted, info = steps.matrix("a"), steps.matrix("out"), steps.vector("info")
+    a, out, info = steps.matrix("a"), steps.matrix("out"), steps.vector("info")
     copy = steps.scratch_matrix(a.dtype, a.rows, a.cols)
     if request.assume_a is MatrixKind.POS:
-        x = steps.target(wanted)
+        x = steps.target(out)
         copy_lower(steps, a, copy, lower=request.lower)
         factor_cholesky(steps, copy, info)
         steps.copy(steps.matrix("b"), x)
         steps.solve_cholesky(copy, x, lower=True)
-        steps.finish(x, wanted)
+        steps.finish(x, out)
     else:
         pivots = steps.scratch(a.rows * PIVOT_BYTES)
         steps.copy(a, copy)
         factor_lu(steps, copy, pivots, info)
-        solve_lu(steps, copy, pivots, steps.matrix("b"), wanted)
-    steps.fill_nan_where(info, wanted)
+        solve_lu(steps, copy, pivots, steps.matrix("b"), out)
+    steps.fill_nan_where(info, out)
     return steps.plan(capture_safe=True)
 
 
 # -- QR ---------------------------------------------------------------------------------------------------------------
 def qr(request: QrRequest, steps: LinalgSteps) -> Plan:
-    """Factorize a copy of A where Q is to be, or in scratch memory; copy R out of it; make Q of what is left."""
+    """Factorize a copy of A in Q's memory, or in scratch memory; copy R out of it; form Q."""
     a = steps.matrix("a")
     least = min(a.rows, a.cols)
     if request.mode is QrMode.RAW:
-        wanted = steps.matrix("h")
-        made = steps.target(wanted)
-        steps.copy(a, made)
-        factor_qr(steps, made, steps.vector("tau"))
-        steps.finish(made, wanted)
+        h = steps.matrix("h")
+        target = steps.target(h)
+        steps.copy(a, target)
+        factor_qr(steps, target, steps.vector("tau"))
+        steps.finish(target, h)
         return steps.plan(capture_safe=True)
     tau, r = steps.scratch(least * a.dtype.itemsize), steps.matrix("r")
     if request.mode is QrMode.R:
-        made = steps.scratch_matrix(a.dtype, a.rows, a.cols)
-        steps.copy(a, made)
-        factor_qr(steps, made, tau)
-        steps.copy(made.first_rows(least), r, CopyMode.UPPER)
+        target = steps.scratch_matrix(a.dtype, a.rows, a.cols)
+        steps.copy(a, target)
+        factor_qr(steps, target, tau)
+        steps.copy(target.first_rows(least), r, CopyMode.UPPER)
         return steps.plan(capture_safe=True)
     q = steps.matrix("q")
     most = max(a.cols, q.cols)
-    room = steps.scratch_matrix(a.dtype, a.rows, most) if most > q.cols else steps.target(q)
-    factors, made = room.first_columns(a.cols), room.first_columns(q.cols)
+    memory = steps.scratch_matrix(a.dtype, a.rows, most) if most > q.cols else steps.target(q)
+    factors, target = memory.first_columns(a.cols), memory.first_columns(q.cols)
     steps.copy(a, factors)
     factor_qr(steps, factors, tau)
     steps.copy(factors.first_rows(r.rows), r, CopyMode.UPPER)
     name = "ungqr" if a.dtype.is_complex else "orgqr"
-    given = (q.rows, q.cols, least, made.pointer, made.ld, tau)
-    steps.call_with_work(f"cusolverDn{LETTERS[a.dtype]}{name}", a.dtype, *given, info=steps.ignored_info())
-    steps.finish(made, q)
+    arguments = (q.rows, q.cols, least, target.pointer, target.ld, tau)
+    steps.call_with_work(f"cusolverDn{LETTERS[a.dtype]}{name}", a.dtype, *arguments, info=steps.ignored_info())
+    steps.finish(target, q)
     return steps.plan(capture_safe=True)
 
 
 def factor_qr(steps: LinalgSteps, a: Matrix, tau: OperandPointer) -> None:
-    """`geqrf` over each matrix; of one that is not finite all of R and the reflections become NaN.
+    """`geqrf` over each matrix; if a matrix is not finite all of R and the reflections become NaN.
 
-    cuSOLVER 12.0's gives 0 for the reflection of a column with NaN, which LAPACK's does not: R may be finite then.
+    For a column with NaN cuSOLVER 12.0 gives a reflection of 0, unlike LAPACK: R may then be finite.
     """
     kind, least, flags = cuda_type(a.dtype), min(a.rows, a.cols), steps.flag_nonfinite(a)
-    given = (a.rows, a.cols, kind, a.pointer, a.ld, kind, tau, kind)
-    steps.call_x("cusolverDnXgeqrf", *given, info=steps.ignored_info())
+    arguments = (a.rows, a.cols, kind, a.pointer, a.ld, kind, tau, kind)
+    steps.call_x("cusolverDnXgeqrf", *arguments, info=steps.ignored_info())
     steps.fill_nan_where(flags, a, Matrix(tau, a.dtype, least, 1, 1, max(1, least)))
 
 

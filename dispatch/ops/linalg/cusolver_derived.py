@@ -1,6 +1,6 @@
-"""Inverses, determinants, norms, ranks and least squares: cuSOLVER's factorizations, and cuBLAS's products after them.
+"""Inverses, determinants, norms, ranks and least squares: cuSOLVER's factorizations, followed by cuBLAS's products.
 
-Between the calls are kernels of this library, so that nothing is looked at on the host and nothing waits.
+Kernels of this library run between the calls, so the host reads no results and nothing waits.
 """
 
 from __future__ import annotations
@@ -53,21 +53,21 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     return MAKERS[request.op](request, LinalgSteps(request, executor, row))
 
 
-# -- what plans share -------------------------------------------------------------------------------------------------
+# -- shared by the plans -----------------------------------------------------------------------------------------------
 def is_tall(a: Matrix) -> bool:
     """Whether a matrix has as many rows as columns, or more."""
     return a.rows >= a.cols
 
 
 def scratch_copy(steps: LinalgSteps, source: Matrix, *, conj: bool = False) -> Matrix:
-    """A copy in scratch memory, by columns, that a routine may overwrite."""
-    made = steps.scratch_matrix(source.dtype, source.rows, source.cols)
-    steps.copy(source, made, conj=conj)
-    return made
+    """A column-major copy in scratch memory that a routine may overwrite."""
+    copy = steps.scratch_matrix(source.dtype, source.rows, source.cols)
+    steps.copy(source, copy, conj=conj)
+    return copy
 
 
 def product_operand(steps: LinalgSteps, a: Matrix) -> tuple[Matrix, Any]:
-    """A matrix as a product reads it, and whether transposed; copied where it lies in neither way."""
+    """A matrix as the operand of a product, and whether it is transposed; copied if not row- or column-major."""
     if a.is_column_major:
         return a, OP_N
     return (a.mT, OP_T) if a.mT.is_column_major else (scratch_copy(steps, a), OP_N)
@@ -76,18 +76,18 @@ def product_operand(steps: LinalgSteps, a: Matrix) -> tuple[Matrix, Any]:
 def multiply(
     steps: LinalgSteps, first: tuple[Matrix, Any], second: tuple[Matrix, Any], out: Matrix, alpha: float, beta: float
 ) -> None:
-    """out = alpha · first · second + beta · out, of each matrix of the batch, which all lie by columns."""
+    """out = alpha · first · second + beta · out for each matrix of the batch; all are column-major."""
     (a, operation_a), (b, operation_b) = first, second
     inner = a.cols if operation_a is OP_N else a.rows
     size = out.dtype.itemsize
     read = [part for one in (a, b) for part in (one.pointer, one.ld, one.pointer.batch_stride // size)]
     extents = (out.rows, out.cols, inner)
-    given = (*extents, alpha, *read, beta, out.pointer, out.ld, out.pointer.batch_stride // size, steps.batch)
-    steps.blas("gemmStridedBatched", out.dtype, operation_a, operation_b, *given)
+    arguments = (*extents, alpha, *read, beta, out.pointer, out.ld, out.pointer.batch_stride // size, steps.batch)
+    steps.blas("gemmStridedBatched", out.dtype, operation_a, operation_b, *arguments)
 
 
 def scratch_vector(steps: LinalgSteps, dtype: Dtype, size: int) -> OperandPointer:
-    """Numbers in scratch memory, so many for each matrix and all of them dense."""
+    """Scratch memory for dense vectors of `size` numbers, one per matrix."""
     return steps.scratch(size * dtype.itemsize)
 
 
@@ -97,7 +97,7 @@ def as_column(place: OperandPointer, dtype: Dtype, size: int) -> Matrix:
 
 
 class Decomposition(NamedTuple):
-    """U, s and Vᴴ of a matrix of as many rows as columns or more, U without what is multiplied by 0."""
+    """U, s and Vᴴ of a matrix with at least as many rows as columns; U without the columns that are multiplied by 0."""
 
     u: Matrix
     s: OperandPointer
@@ -107,24 +107,24 @@ class Decomposition(NamedTuple):
 def decompose(
     steps: LinalgSteps, a: Matrix, s: OperandPointer, info: OperandPointer, *, vectors: bool = True
 ) -> Decomposition:
-    """`gesvd` of a matrix that it may destroy; s is NaN where it did not converge, or the matrix is not finite.
+    """`gesvd` of a matrix, which it may overwrite; s is NaN if it did not converge, or the matrix is not finite.
 
-    Of a NaN in the last column of a tall matrix cuSOLVER 12.0's made some finite singular values, and a status of 0.
+    For a NaN in the last column of a tall matrix cuSOLVER 12.0 gave some finite singular values, and a status of 0.
     """
     flags = steps.flag_nonfinite(a)
     kind, real = cuda_type(a.dtype), real_of(a.dtype)
     u = steps.scratch_matrix(a.dtype, a.rows, a.cols if vectors else 1)
     vh = steps.scratch_matrix(a.dtype, a.cols, a.cols if vectors else 1)
     job = SOME if vectors else NONE
-    given = (job, job, a.rows, a.cols, kind, a.pointer, a.ld, cuda_type(real), s)
-    steps.call_x("cusolverDnXgesvd", *given, kind, u.pointer, u.ld, kind, vh.pointer, vh.ld, kind, info=info)
+    arguments = (job, job, a.rows, a.cols, kind, a.pointer, a.ld, cuda_type(real), s)
+    steps.call_x("cusolverDnXgesvd", *arguments, kind, u.pointer, u.ld, kind, vh.pointer, vh.ld, kind, info=info)
     for marks in (flags, info):
         steps.fill_nan_where(marks, as_column(s, real, a.cols))
     return Decomposition(u, s, vh)
 
 
 def relative_cutoff(request: Any) -> float:
-    """The share of the largest singular value up to which others count as 0."""
+    """The fraction of the largest singular value up to which others count as 0."""
     if request.rtol is not None:
         return float(request.rtol)
     return float(max(request.a.shape[-2:]) * np.finfo(real_of(request.a.dtype).numpy).eps)
@@ -132,19 +132,19 @@ def relative_cutoff(request: Any) -> float:
 
 # -- inverses ---------------------------------------------------------------------------------------------------------
 def inverse(request: InvRequest, steps: LinalgSteps) -> Plan:
-    """The way of what is known of the matrix."""
+    """By the method for the matrix kind `assume_a`."""
     if not request.a.size:
         return steps.idle()
-    wanted, info = steps.matrix("out"), steps.vector("info")
-    made = steps.target(wanted)
+    out, info = steps.matrix("out"), steps.vector("info")
+    target = steps.target(out)
     if request.assume_a is InverseKind.GEN:
-        invert_general(steps, made, info)
+        invert_general(steps, target, info)
     elif request.assume_a is InverseKind.POS:
-        invert_positive(steps, made, info, lower=request.lower)
+        invert_positive(steps, target, info, lower=request.lower)
     else:
-        invert_triangle(steps, made, info, lower=request.assume_a is InverseKind.LOWER)
-    steps.finish(made, wanted)
-    steps.fill_nan_where(info, wanted)
+        invert_triangle(steps, target, info, lower=request.assume_a is InverseKind.LOWER)
+    steps.finish(target, out)
+    steps.fill_nan_where(info, out)
     return steps.plan(capture_safe=request.assume_a in (InverseKind.GEN, InverseKind.POS))
 
 
@@ -157,26 +157,26 @@ def invert_general(steps: LinalgSteps, out: Matrix, info: OperandPointer) -> Non
 
 
 def invert_positive(steps: LinalgSteps, out: Matrix, info: OperandPointer, *, lower: bool) -> None:
-    """`potri` of the factor, which leaves one triangle; the other one is its conjugate."""
+    """`potri` of the factor, which writes one triangle; the other one is filled with its conjugate."""
     copy_lower(steps, steps.matrix("a"), out, lower=lower)
     factor_cholesky(steps, out, info)
-    given = (LOWER, out.rows, out.pointer, out.ld)
-    steps.call_with_work(f"cusolverDn{LETTERS[out.dtype]}potri", out.dtype, *given, info=steps.ignored_info())
+    arguments = (LOWER, out.rows, out.pointer, out.ld)
+    steps.call_with_work(f"cusolverDn{LETTERS[out.dtype]}potri", out.dtype, *arguments, info=steps.ignored_info())
     steps.copy(out.mT, out, CopyMode.STRICT_UPPER, conj=True)
 
 
 def invert_triangle(steps: LinalgSteps, out: Matrix, info: OperandPointer, *, lower: bool) -> None:
-    """`trtri` of the triangle, beside which are zeros."""
+    """`trtri` of the triangle; the other triangle has zeros."""
     kind = cuda_type(out.dtype)
     steps.copy(steps.matrix("a"), out, CopyMode.LOWER if lower else CopyMode.UPPER)
-    given = (LOWER if lower else UPPER, NON_UNIT, out.rows, kind, out.pointer, out.ld)
-    steps.call_x("cusolverDnXtrtri", *given, info=steps.ignored_info(), params=False)
+    arguments = (LOWER if lower else UPPER, NON_UNIT, out.rows, kind, out.pointer, out.ld)
+    steps.call_x("cusolverDnXtrtri", *arguments, info=steps.ignored_info(), params=False)
     steps.launch("first_zero", out.dtype, 1, steps.matrix("a"), out.rows, info)
 
 
 # -- determinants -----------------------------------------------------------------------------------------------------
 def determinant(request: Any, steps: LinalgSteps) -> Plan:
-    """The product of U's diagonal, with a sign for each exchange of rows; NaN of what is not finite, as U is."""
+    """The product of U's diagonal, with a sign for each row exchange; NaN if the matrix is not finite, as U is then."""
     a, n = steps.matrix("a"), request.a.shape[-1]
     names = request.writes
     lu, pivots = steps.scratch_matrix(a.dtype, n, n), steps.scratch(n * PIVOT_BYTES)
@@ -189,7 +189,7 @@ def determinant(request: Any, steps: LinalgSteps) -> Plan:
 
 
 # -- norms and ranks --------------------------------------------------------------------------------------------------
-# What becomes of the magnitudes of a column, or of a row, and then of what that gives.
+# The reduction of the magnitudes of a column, or of a row, and then the reduction of those results.
 SUMS = {
     NormOrder.FRO: (Reduce.ROOT, Reduce.ROOT),
     NormOrder.ONE: (Reduce.SUM, Reduce.MAX),
@@ -201,12 +201,12 @@ OF_SINGULAR_VALUES = {NormOrder.NUC: Reduce.SUM, NormOrder.TWO: Reduce.MAX, Norm
 
 
 def reduce(steps: LinalgSteps, a: Matrix, out: OperandPointer, kind: Reduce) -> None:
-    """One number for each column of a matrix; in rows of them, and in columns, all are dense."""
+    """One number per column of each matrix, row-major or column-major; the numbers are dense."""
     steps.launch("reduce_columns", a.dtype, a.cols, a, a.rows, a.cols, out, a.cols, kind, per_block=1)
 
 
 def matrix_norm(request: Any, steps: LinalgSteps) -> Plan:
-    """Sums of columns or rows, or the singular values; and one number of them."""
+    """Sums of columns or rows, or the singular values; then one number from them."""
     a, out = steps.matrix("a"), steps.vector("norm")
     real = real_of(a.dtype)
     if request.order in OF_SINGULAR_VALUES and request.a.size:
@@ -230,7 +230,7 @@ def matrix_norm(request: Any, steps: LinalgSteps) -> Plan:
 
 
 def matrix_rank(request: Any, steps: LinalgSteps) -> Plan:
-    """How many singular values are large enough."""
+    """The number of singular values above the cutoff."""
     a, rank, info = steps.matrix("a"), steps.vector("rank"), steps.vector("info")
     if not request.a.size:
         steps.fill_zeros(rank, RANK_BYTES * steps.batch)
@@ -244,46 +244,46 @@ def matrix_rank(request: Any, steps: LinalgSteps) -> Plan:
 
 # -- least squares ----------------------------------------------------------------------------------------------------
 def pseudo_inverse(request: Any, steps: LinalgSteps) -> Plan:
-    """V·diag(1/s)·Uᴴ; of a wide matrix the transposed one has it transposed."""
+    """V·diag(1/s)·Uᴴ; for a wide matrix it is computed as the transpose of the transposed matrix's inverse."""
     if not request.a.size:
         return steps.idle()
-    a, wanted, info = steps.matrix("a"), steps.matrix("out"), steps.vector("info")
-    source, wanted = (a, wanted) if is_tall(a) else (a.mT, wanted.mT)
+    a, out, info = steps.matrix("a"), steps.matrix("out"), steps.vector("info")
+    source, out = (a, out) if is_tall(a) else (a.mT, out.mT)
     real, size = real_of(a.dtype), source.cols
     u, s, vh = decompose(steps, scratch_copy(steps, source), scratch_vector(steps, real, size), info)
     factors = scratch_vector(steps, real, size)
     steps.launch("reciprocals", a.dtype, 1, s, size, relative_cutoff(request), factors, None)
     steps.launch("scale_rows", a.dtype, size * size, vh, size, size, factors, size)
-    made = steps.target(wanted)
-    multiply(steps, (vh, OP_C), (u, OP_C), made, 1.0, 0.0)
-    steps.finish(made, wanted)
+    target = steps.target(out)
+    multiply(steps, (vh, OP_C), (u, OP_C), target, 1.0, 0.0)
+    steps.finish(target, out)
     return steps.plan(capture_safe=False)
 
 
 def least_squares(request: LstsqRequest, steps: LinalgSteps) -> Plan:
-    """The way of the driver, and where nothing is to be solved zeros."""
+    """By the driver's method; zeros if there is nothing to solve."""
     a, b, out, info = steps.matrix("a"), steps.matrix("b"), steps.matrix("out"), steps.vector("info")
     if not (request.a.size and request.b.size):
         return empty_lstsq(request, steps, a, b, out)
     if request.driver is LstsqDriver.GELSS:
-        made = lstsq_by_svd(request, steps, a, b, info)
+        x = lstsq_by_svd(request, steps, a, b, info)
         if has_residuals(a):
             residual = scratch_copy(steps, b)
-            multiply(steps, product_operand(steps, a), (made, OP_N), residual, -1.0, 1.0)
+            multiply(steps, product_operand(steps, a), (x, OP_N), residual, -1.0, 1.0)
             reduce(steps, residual, steps.vector("residuals"), Reduce.SQUARES)
-        steps.copy(made, out)
+        steps.copy(x, out)
         return steps.plan(capture_safe=False)
     lstsq_by_qr(steps, a, b, out, info)
     return steps.plan(capture_safe=True)
 
 
 def has_residuals(a: Matrix) -> bool:
-    """Whether the system has more equations than unknowns, so that what is left is not mere roundoff."""
+    """Whether the system has more equations than unknowns; otherwise the residual is only roundoff."""
     return a.rows > a.cols
 
 
 def empty_lstsq(request: LstsqRequest, steps: LinalgSteps, a: Matrix, b: Matrix, out: Matrix) -> Plan:
-    """x is 0; what is left is b, whatever rows it has. A matrix may have singular values even so."""
+    """x is 0 and the residual is b, for any number of rows. The matrix may still have singular values."""
     if out.rows and out.cols:
         steps.copy(out, out, CopyMode.ZERO)
     if b.cols and has_residuals(a):
@@ -299,23 +299,23 @@ def empty_lstsq(request: LstsqRequest, steps: LinalgSteps, a: Matrix, b: Matrix,
 
 
 def lstsq_by_svd(request: LstsqRequest, steps: LinalgSteps, a: Matrix, b: Matrix, info: OperandPointer) -> Matrix:
-    """V·diag(1/s)·Uᴴ·b, of a wide matrix with the factors of Aᴴ."""
+    """V·diag(1/s)·Uᴴ·b; a wide matrix uses the factors of Aᴴ."""
     tall = is_tall(a)
     copy = scratch_copy(steps, a) if tall else scratch_copy(steps, a.mT, conj=True)
     real, size = real_of(a.dtype), copy.cols
     u, s, vh = decompose(steps, copy, steps.vector("s"), info)
     factors = scratch_vector(steps, real, size)
     steps.launch("reciprocals", a.dtype, 1, s, size, relative_cutoff(request), factors, steps.vector("rank"))
-    side = b if b.is_column_major else scratch_copy(steps, b)
-    inner, made = (steps.scratch_matrix(a.dtype, rows, b.cols) for rows in (size, a.cols))
-    multiply(steps, (u, OP_C) if tall else (vh, OP_N), (side, OP_N), inner, 1.0, 0.0)
+    right_side = b if b.is_column_major else scratch_copy(steps, b)
+    inner, x = (steps.scratch_matrix(a.dtype, rows, b.cols) for rows in (size, a.cols))
+    multiply(steps, (u, OP_C) if tall else (vh, OP_N), (right_side, OP_N), inner, 1.0, 0.0)
     steps.launch("scale_rows", a.dtype, size * b.cols, inner, size, b.cols, factors, size)
-    multiply(steps, (vh, OP_C) if tall else (u, OP_N), (inner, OP_N), made, 1.0, 0.0)
-    return made
+    multiply(steps, (vh, OP_C) if tall else (u, OP_N), (inner, OP_N), x, 1.0, 0.0)
+    return x
 
 
 def lstsq_by_qr(steps: LinalgSteps, a: Matrix, b: Matrix, out: Matrix, info: OperandPointer) -> None:
-    """R⁻¹·Qᴴ·b, of a wide matrix Q·R⁻ᴴ·b with the factors of Aᴴ."""
+    """R⁻¹·Qᴴ·b; a wide matrix uses Q·R⁻ᴴ·b with the factors of Aᴴ."""
     tall = is_tall(a)
     factors = scratch_copy(steps, a) if tall else scratch_copy(steps, a.mT, conj=True)
     size = factors.cols
@@ -343,11 +343,11 @@ def lstsq_by_qr(steps: LinalgSteps, a: Matrix, b: Matrix, out: Matrix, info: Ope
 
 def solve_triangle(steps: LinalgSteps, r: Matrix, x: Matrix, operation: Any) -> None:
     """R⁻¹·x or R⁻ᴴ·x, in x's memory."""
-    given = (LEFT, UPPER, operation, NON_UNIT, x.rows, x.cols, 1.0)
+    arguments = (LEFT, UPPER, operation, NON_UNIT, x.rows, x.cols, 1.0)
     if steps.batch == 1:
-        steps.blas("trsm", x.dtype, *given, r.pointer, r.ld, x.pointer, x.ld)
+        steps.blas("trsm", x.dtype, *arguments, r.pointer, r.ld, x.pointer, x.ld)
     else:
-        steps.blas("trsmBatched", x.dtype, *given, steps.pointers(r), r.ld, steps.pointers(x), x.ld, steps.batch)
+        steps.blas("trsmBatched", x.dtype, *arguments, steps.pointers(r), r.ld, steps.pointers(x), x.ld, steps.batch)
 
 
 MAKERS: dict[str, Callable[[Any, LinalgSteps], Plan]] = {

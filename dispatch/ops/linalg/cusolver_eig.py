@@ -1,9 +1,9 @@
 """Eigenvalues of any square matrix, and randomized singular values, by cuSOLVER's 64-bit interface.
 
-Of a real matrix `geev` gives complex eigenvalues, and the real and imaginary parts of vectors as columns beside one
-another, as LAPACK does. Left eigenvectors it has none: they are the right ones of Aᴴ, brought into the order of A's
-eigenvalues. V⁻ᴴ would cost less, but one ill-conditioned eigenvalue, for which V⁻¹ is large, makes all of its rows off
-by n·eps·‖V⁻¹‖; those of Aᴴ are each off by their own eigenvalue's condition alone. Follows
+For a real matrix `geev` gives complex eigenvalues, and the real and imaginary parts of a vector in adjacent columns, as
+LAPACK does. It has no left eigenvectors: they are computed as the right eigenvectors of Aᴴ, reordered to match A's
+eigenvalues. V⁻ᴴ would cost less, but a single ill-conditioned eigenvalue makes V⁻¹ large, and then all rows have an
+error of n·eps·‖V⁻¹‖; with Aᴴ the error of each vector depends only on the condition of its own eigenvalue. Follows
 https://docs.nvidia.com/cuda/cusolver/#cusolverdnxgeev and #cusolverdnxgesvdr.
 """
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 __all__ = ["eig", "randomized"]
 
 VALUES_ONLY, WITH_VECTORS = cusolverEigMode_t.CUSOLVER_EIG_MODE_NOVECTOR, cusolverEigMode_t.CUSOLVER_EIG_MODE_VECTOR
-NULL = ctypes.c_void_p()  # for vectors that are not asked for
+NULL = ctypes.c_void_p()  # for vectors that are not computed
 SOME, NONE = ord("S"), ord("N")
 
 
 def eig(request: EigRequest, steps: LinalgSteps) -> Plan:
-    """`geev` over each matrix, of which a copy by columns is destroyed.
+    """`geev` over each matrix, on a column-major copy that it overwrites.
 
-    It is not given what is not finite: cuSOLVER 12.0's ended in CUSOLVER_STATUS_INTERNAL_ERROR for some such matrices,
-    which would have been that of all matrices of a batch. They have the status of one that does not converge.
-    To ask for its workspace already ends a capture that is under way.
+    Matrices that are not finite are replaced first: for some of them cuSOLVER 12.0 returned
+    CUSOLVER_STATUS_INTERNAL_ERROR, which would fail the whole batch. Their status is that of a matrix that did not
+    converge. The workspace query alone already ends a stream capture in progress.
     """
     steps.executor.refuse_capture("geev, which waits for the GPU", always=True)
     a, w, info = steps.matrix("a"), steps.vector("w"), steps.vector("info")
@@ -47,42 +47,42 @@ def eig(request: EigRequest, steps: LinalgSteps) -> Plan:
     flags = steps.scratch(FLAG_BYTES)
     steps.append(ZeroNonfinite(steps.executor, copy, flags, steps.batch))
     results = [Matrix(w, dtype, 1, a.rows, a.rows, 1)]
-    given = (a.rows, kind, copy.pointer, copy.ld, value_kind, w, kind, NULL, 1, kind)
+    arguments = (a.rows, kind, copy.pointer, copy.ld, value_kind, w, kind, NULL, 1, kind)
     if request.eigvals_only:
-        steps.call_x("cusolverDnXgeev", VALUES_ONLY, VALUES_ONLY, *given, NULL, 1, kind, info=info)
+        steps.call_x("cusolverDnXgeev", VALUES_ONLY, VALUES_ONLY, *arguments, NULL, 1, kind, info=info)
     else:
         results.append(steps.matrix("v"))
         right_eigenvectors(steps, copy, w, info, results[-1])
     if request.left:
         results.append(steps.matrix("vl"))
         others, status = steps.scratch(a.rows * dtype.itemsize), steps.scratch(FLAG_BYTES)
-        made = steps.scratch_matrix(dtype, a.rows, a.cols)
+        vectors = steps.scratch_matrix(dtype, a.rows, a.cols)
         steps.copy(a.mT, copy, conj=True)
         steps.append(ZeroNonfinite(steps.executor, copy, flags, steps.batch))
-        right_eigenvectors(steps, copy, others, status, made)
-        steps.append(MatchEigenvectors(steps.executor, w, others, made, results[-1], info, status, steps.batch))
+        right_eigenvectors(steps, copy, others, status, vectors)
+        steps.append(MatchEigenvectors(steps.executor, w, others, vectors, results[-1], info, status, steps.batch))
     steps.append(MarkUnconverged(steps.executor, info, flags, a, steps.batch))
     steps.fill_nan_where(info, *results)
     return steps.plan(capture_safe=False)
 
 
 def right_eigenvectors(steps: LinalgSteps, a: Matrix, w: OperandPointer, info: OperandPointer, wanted: Matrix) -> None:
-    """`geev` with right eigenvectors over each matrix, which is destroyed."""
+    """`geev` with right eigenvectors over each matrix, which it overwrites."""
     kind, value_kind = cuda_type(a.dtype), cuda_type(wanted.dtype)
     is_real = a.dtype is not wanted.dtype
-    made = steps.scratch_matrix(a.dtype, a.rows, a.cols) if is_real else steps.target(wanted)
-    given = (a.rows, kind, a.pointer, a.ld, value_kind, w, kind, NULL, 1, kind, made.pointer, made.ld, kind)
-    steps.call_x("cusolverDnXgeev", VALUES_ONLY, WITH_VECTORS, *given, info=info)
+    vectors = steps.scratch_matrix(a.dtype, a.rows, a.cols) if is_real else steps.target(wanted)
+    arguments = (a.rows, kind, a.pointer, a.ld, value_kind, w, kind, NULL, 1, kind, vectors.pointer, vectors.ld, kind)
+    steps.call_x("cusolverDnXgeev", VALUES_ONLY, WITH_VECTORS, *arguments, info=info)
     if is_real:
-        steps.append(ComplexVectors(steps.executor, w, made, wanted, steps.batch))
+        steps.append(ComplexVectors(steps.executor, w, vectors, wanted, steps.batch))
     else:
-        steps.finish(made, wanted)
+        steps.finish(vectors, wanted)
 
 
 def randomized(request: RandomizedSvdRequest, steps: LinalgSteps) -> Plan:
-    """`gesvdr` over each matrix, of which a copy is destroyed; it gives V, and takes room for all singular values.
+    """`gesvdr` over a copy of each matrix, which it overwrites; it gives V and needs memory for all singular values.
 
-    As `geev` it is not given what is not finite, for which cuSOLVER 12.0 ended in CUSOLVER_STATUS_INTERNAL_ERROR.
+    As for `geev`, matrices that are not finite are replaced: cuSOLVER 12.0 returned CUSOLVER_STATUS_INTERNAL_ERROR.
     """
     a, info, k, more = steps.matrix("a"), steps.vector("info"), request.rank, oversampled(request)
     real = real_of(a.dtype)
@@ -94,9 +94,9 @@ def randomized(request: RandomizedSvdRequest, steps: LinalgSteps) -> Plan:
     values = Matrix(steps.scratch(least * real.itemsize), real, 1, least, least, 1)
     left, right = (steps.scratch_matrix(a.dtype, rows, k + more) for rows in (a.rows, a.cols))
     job = SOME if request.compute_uv else NONE
-    given = (job, job, a.rows, a.cols, k, more, request.iterations, kind, copy.pointer, copy.ld)
+    arguments = (job, job, a.rows, a.cols, k, more, request.iterations, kind, copy.pointer, copy.ld)
     vectors = (kind, left.pointer, left.ld, kind, right.pointer, right.ld)
-    steps.call_x("cusolverDnXgesvdr", *given, cuda_type(real), values.pointer, *vectors, kind, info=info)
+    steps.call_x("cusolverDnXgesvdr", *arguments, cuda_type(real), values.pointer, *vectors, kind, info=info)
     results = [Matrix(steps.vector("s"), real, 1, k, k, 1)]
     steps.copy(values.first_columns(k), results[0])
     if request.compute_uv:

@@ -1,8 +1,8 @@
 """The exponential of a matrix by scaling and squaring: products by cuBLAS, one system of equations by LU.
 
 Higham, The scaling and squaring method for the matrix exponential revisited (2005): Padé's approximant of degree 13 in
-double precision, of degree 7 in single precision. How often a matrix is squared follows from its norm, which stays on
-the device: all rounds are enqueued, and a kernel keeps what a round makes of those matrices that it is for.
+double precision, of degree 7 in single precision. The number of squarings follows from the norm, which stays on the
+device. Therefore all rounds are enqueued, and a kernel keeps the result of a round only for matrices that need it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 __all__ = ["expm_steps", "plan"]
 
-ELEMENTS_PER_BLOCK = 2048  # elements of a block of a kernel, which mostly has nothing to do
+ELEMENTS_PER_BLOCK = 2048  # elements per block; most launches have nothing to do
 
 
 def plan(request: ExpmRequest, executor: CudaExecutor, row: Row) -> Plan:
-    """The plan of a request whose system is solved by cuSOLVER."""
+    """The plan of a request; cuSOLVER solves its system."""
     steps = LinalgSteps(request, executor, row)
     return expm_steps(request, steps, lambda q, p: solve_by_lu(steps, q, p)) if request.a.size else steps.idle()
 
@@ -46,32 +46,32 @@ def solve_by_lu(steps: LinalgSteps, q: Matrix, p: Matrix) -> None:
 
 
 def expm_steps(request: ExpmRequest, steps: LinalgSteps, solve: Callable[[Matrix, Matrix], None]) -> Plan:
-    """The steps for matrices with elements; `solve` makes Q⁻¹·P of Q and P in P's memory, and LU's status in info.
+    """The steps for non-empty matrices; `solve` replaces P by Q⁻¹·P and writes LU's status to info.
 
-    What is wanted in rows is made as the exponential of the transposed matrix.
+    A row-major result is computed as the exponential of the transposed matrix.
     """
-    a, wanted, info = steps.matrix("a"), steps.matrix("out"), steps.vector("info")
+    a, out, info = steps.matrix("a"), steps.matrix("out"), steps.vector("info")
     norm = one_norm(steps, a)
-    if wanted.mT.is_column_major and not wanted.is_column_major:
-        a, wanted = a.mT, wanted.mT
+    if out.mT.is_column_major and not out.is_column_major:
+        a, out = a.mT, out.mT
     n, dtype = a.rows, a.dtype
-    scaled, x = scratch_copy(steps, a), steps.target(wanted)
+    scaled, x = scratch_copy(steps, a), steps.target(out)
     squarings, status = scratch_vector(steps, I32, 1), scratch_vector(steps, I32, 1)
-    given = (scaled.pointer, n, norm, THETA[real_of(dtype)], request.squarings, squarings, status)
-    launch(steps, "scale_to", n, dtype, *given)
+    arguments = (scaled.pointer, n, norm, THETA[real_of(dtype)], request.squarings, squarings, status)
+    launch(steps, "scale_to", n, dtype, *arguments)
     second, denominator = pade_quotient(steps, scaled, x)
     solve(denominator, x)
     for number in range(request.squarings):
         product(steps, x, x, second)
         launch(steps, "keep_squares", n, dtype, n, squarings, number, second.pointer, x)
     steps.launch("join_status", dtype, 1, status, info, source=SOURCE)
-    steps.finish(x, wanted)
-    steps.fill_nan_where(info, wanted)
+    steps.finish(x, out)
+    steps.fill_nan_where(info, out)
     return steps.plan(capture_safe=True)
 
 
 def one_norm(steps: LinalgSteps, a: Matrix) -> OperandPointer:
-    """The largest sum of magnitudes of a column, in scratch memory."""
+    """The largest absolute column sum, in scratch memory."""
     real = real_of(a.dtype)
     sums, norm = scratch_vector(steps, real, a.cols), scratch_vector(steps, real, 1)
     reduce(steps, a, sums, Reduce.SUM)
@@ -80,14 +80,14 @@ def one_norm(steps: LinalgSteps, a: Matrix) -> OperandPointer:
 
 
 def pade_quotient(steps: LinalgSteps, a: Matrix, x: Matrix) -> tuple[Matrix, Matrix]:
-    """Padé's numerator V + U in x, and behind it memory that is free again and the denominator V - U."""
+    """Padé's numerator V + U in x; returns memory that is free for reuse and the denominator V - U."""
     n, dtype = a.rows, a.dtype
     second, fourth, sixth, odd, even = (steps.scratch_matrix(dtype, n, n) for _ in range(5))
     product(steps, a, a, second)
     product(steps, second, second, fourth)
     product(steps, fourth, second, sixth)
     launch(steps, "pade_sums", n, dtype, n, *(one.pointer for one in (second, fourth, sixth, odd, even)))
-    if real_of(dtype) is not F32:  # the sums of higher powers, which stand where lower ones did
+    if real_of(dtype) is not F32:  # the sums of higher powers, in the memory of the lower ones
         product(steps, sixth, second, odd, beta=1.0)
         product(steps, sixth, fourth, even, beta=1.0)
     product(steps, a, odd, x)

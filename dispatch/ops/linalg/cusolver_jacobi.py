@@ -1,4 +1,4 @@
-"""The choices of Jacobi's methods of eigenvalues and singular values."""
+"""The settings of Jacobi's methods for eigenvalues and singular values."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ if TYPE_CHECKING:
 
 __all__ = ["eigen_settings", "singular_settings"]
 
-# Where Jacobi's method is done: ‖off-diagonal‖ at this many eps of ‖A‖, in the Frobenius norm. Eigenvalues are then off
-# by its square, and the vectors' residual is below n·eps·‖A‖ times this. Rotations leave some eps of roundoff beside
-# the diagonal: a smaller tolerance may never be reached, and each sweep in vain rounds all of the matrix once more.
+# The tolerance of Jacobi's method: it stops when ‖off-diagonal‖ is this many eps of ‖A‖, in the Frobenius norm. The
+# error of the eigenvalues is the square of it, and the vectors' residual is below n·eps·‖A‖ times this. Rotations leave
+# some eps of roundoff off the diagonal: a smaller tolerance may never be reached, and each useless sweep adds rounding
+# errors to the whole matrix.
 TOLERANCE, SWEEPS = 4.0, 100
 
 
 def eigen_settings(dtype: Dtype) -> Settings:
-    """Those of `syevj` and `sygvj`."""
+    """The settings of `syevj` and `sygvj`."""
     settings = Settings("syevjInfo_t", "cusolverDnCreateSyevjInfo", "cusolverDnDestroySyevjInfo")
     settings.set("cusolverDnXsyevjSetTolerance", TOLERANCE * float(np.finfo(dtype.numpy).eps))
     settings.set("cusolverDnXsyevjSetMaxSweeps", SWEEPS)
@@ -28,5 +29,5 @@ def eigen_settings(dtype: Dtype) -> Settings:
 
 
 def singular_settings() -> Settings:
-    """Those of `gesvdj`."""
+    """The settings of `gesvdj`."""
     return Settings("gesvdjInfo_t", "cusolverDnCreateGesvdjInfo", "cusolverDnDestroyGesvdjInfo")

@@ -1,4 +1,4 @@
-"""Products with Q of a QR factorization, which is not formed: `geqrf`, and `ormqr` or `unmqr` behind it."""
+"""Products with Q of a QR factorization without forming Q: `geqrf`, followed by `ormqr` or `unmqr`."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["qr_multiply"]
 
 
 def qr_multiply(request: QrMultiplyRequest, steps: LinalgSteps) -> Plan:
-    """Factorize a copy of A, copy R out of it, and turn C, with zeros below it where that is on the right of Q."""
-    a, c, wanted, r = (steps.matrix(name) for name in ("a", "c", "out", "r"))
+    """Factorize a copy of A, copy R out of it, and multiply C by Q; for Q·C, C is padded with zero rows first."""
+    a, c, out, r = (steps.matrix(name) for name in ("a", "c", "out", "r"))
     if not request.a.size:
-        steps.copy(wanted, wanted, CopyMode.ZERO)  # sums of nothing
+        steps.copy(out, out, CopyMode.ZERO)  # empty sums
         return steps.idle()
     least = min(a.rows, a.cols)
     factors, tau = steps.scratch_matrix(a.dtype, a.rows, a.cols), steps.scratch(least * a.dtype.itemsize)
@@ -32,13 +32,13 @@ def qr_multiply(request: QrMultiplyRequest, steps: LinalgSteps) -> Plan:
         return steps.plan(capture_safe=True)
     is_left = request.mode is QrSide.LEFT
     if is_left:
-        made = steps.target(wanted)
+        target = steps.target(out)
         if least < a.rows:
-            steps.copy(made, made, CopyMode.ZERO)
-        steps.copy(c, made.first_rows(least))
+            steps.copy(target, target, CopyMode.ZERO)
+        steps.copy(c, target.first_rows(least))
     else:
-        made = steps.target(wanted) if least == a.rows else steps.scratch_matrix(a.dtype, c.rows, a.rows)
-        steps.copy(c, made)
-    apply_q(steps, factors.first_columns(least), tau, made, side=request.mode)
-    steps.finish(made.first_columns(wanted.cols), wanted)
+        target = steps.target(out) if least == a.rows else steps.scratch_matrix(a.dtype, c.rows, a.rows)
+        steps.copy(c, target)
+    apply_q(steps, factors.first_columns(least), tau, target, side=request.mode)
+    steps.finish(target.first_columns(out.cols), out)
     return steps.plan(capture_safe=True)

@@ -1,6 +1,6 @@
-"""Polar decompositions by singular values: of A = W·S·Vᴴ, U is W·Vᴴ, and P is V·S·Vᴴ or W·S·Wᴴ.
+"""Polar decompositions by singular values: if A = W·S·Vᴴ, U is W·Vᴴ, and P is V·S·Vᴴ or W·S·Wᴴ.
 
-A wide matrix is taken by its adjoint, whose U is the adjoint one and whose P is that of the other side. cuSOLVER has
+A wide matrix is decomposed by its adjoint: U is the adjoint of that U, and P is the P of the other side. cuSOLVER has
 `Xpolar` from 12.4 on, and `gesvd` in every version.
 """
 
@@ -36,19 +36,19 @@ def plan(request: PolarRequest, executor: CudaExecutor, row: Row) -> Plan:
         return steps.idle()
     tall = is_tall(a)
     copy = scratch_copy(steps, a) if tall else scratch_copy(steps, a.mT, conj=True)
-    found = decompose(steps, copy, scratch_vector(steps, real_of(a.dtype), copy.cols), info)
-    # P has what stands on its side of A as its eigenvectors, here in rows.
+    factors = decompose(steps, copy, scratch_vector(steps, real_of(a.dtype), copy.cols), info)
+    # The eigenvectors of P are the singular vectors of its side of A, here as rows.
     of_columns = (request.side is PolarSide.RIGHT) == tall
-    rows = scratch_copy(steps, found.vh) if of_columns else scratch_copy(steps, found.u.mT, conj=True)
-    steps.launch("scale_rows", a.dtype, rows.rows * rows.cols, rows, rows.rows, rows.cols, found.s, copy.cols)
-    made = steps.target(p)
-    multiply(steps, (found.vh, OP_C) if of_columns else (found.u, OP_N), (rows, OP_N), made, 1.0, 0.0)
-    steps.finish(made, p)
-    turned = steps.target(u) if tall else steps.scratch_matrix(a.dtype, a.cols, a.rows)
-    multiply(steps, (found.u, OP_N), (found.vh, OP_N), turned, 1.0, 0.0)
+    rows = scratch_copy(steps, factors.vh) if of_columns else scratch_copy(steps, factors.u.mT, conj=True)
+    steps.launch("scale_rows", a.dtype, rows.rows * rows.cols, rows, rows.rows, rows.cols, factors.s, copy.cols)
+    target = steps.target(p)
+    multiply(steps, (factors.vh, OP_C) if of_columns else (factors.u, OP_N), (rows, OP_N), target, 1.0, 0.0)
+    steps.finish(target, p)
+    unitary = steps.target(u) if tall else steps.scratch_matrix(a.dtype, a.cols, a.rows)
+    multiply(steps, (factors.u, OP_N), (factors.vh, OP_N), unitary, 1.0, 0.0)
     if tall:
-        steps.finish(turned, u)
+        steps.finish(unitary, u)
     else:
-        steps.copy(turned.mT, u, conj=True)
+        steps.copy(unitary.mT, u, conj=True)
     steps.fill_nan_where(info, u, p)
     return steps.plan(capture_safe=False)

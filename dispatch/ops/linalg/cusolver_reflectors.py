@@ -25,34 +25,34 @@ OP_C = cb.cublasOperation_t.CUBLAS_OP_C
 
 
 def orgqr(request: OrgqrRequest, steps: LinalgSteps) -> Plan:
-    """Copy the reflectors to where Q is to be, and let the routine overwrite them."""
-    h, wanted, count = steps.matrix("h"), steps.matrix("q"), request.tau.shape[-1]
+    """Copy the reflectors to Q's memory, where the routine overwrites them."""
+    h, q, count = steps.matrix("h"), steps.matrix("q"), request.tau.shape[-1]
     if not count or not steps.batch:
-        steps.identity(wanted)
+        steps.identity(q)
         return steps.idle()
-    made = steps.target(wanted)
-    steps.copy(h.first_columns(count), made.first_columns(count))
+    target = steps.target(q)
+    steps.copy(h.first_columns(count), target.first_columns(count))
     name = f"cusolverDn{LETTERS[h.dtype]}{'ungqr' if h.dtype.is_complex else 'orgqr'}"
-    given = (made.rows, made.cols, count, made.pointer, made.ld, steps.vector("tau"))
-    steps.call_with_work(name, h.dtype, *given, info=steps.ignored_info())
-    steps.finish(made, wanted)
+    arguments = (target.rows, target.cols, count, target.pointer, target.ld, steps.vector("tau"))
+    steps.call_with_work(name, h.dtype, *arguments, info=steps.ignored_info())
+    steps.finish(target, q)
     return steps.plan(capture_safe=True)
 
 
 def ormqr(request: OrmqrRequest, steps: LinalgSteps) -> Plan:
-    """Copy C into the result, and turn it there; reflectors are read where they are, unless that is by rows."""
-    h, c, wanted, count = steps.matrix("h"), steps.matrix("c"), steps.matrix("out"), request.tau.shape[-1]
+    """Copy C into the result and multiply it there; reflectors are read in place unless they are row-major."""
+    h, c, out, count = steps.matrix("h"), steps.matrix("c"), steps.matrix("out"), request.tau.shape[-1]
     if not count or not request.c.size:
-        steps.copy(c, wanted)
+        steps.copy(c, out)
         return steps.idle()
     factors = h.first_columns(count)
     if not h.is_column_major:
         factors = steps.scratch_matrix(h.dtype, h.rows, count)
         steps.copy(h.first_columns(count), factors)
-    made = steps.target(wanted)
-    steps.copy(c, made)
-    apply_q(steps, factors, steps.vector("tau"), made, side=request.side, adjoint=request.adjoint)
-    steps.finish(made, wanted)
+    target = steps.target(out)
+    steps.copy(c, target)
+    apply_q(steps, factors, steps.vector("tau"), target, side=request.side, adjoint=request.adjoint)
+    steps.finish(target, out)
     return steps.plan(capture_safe=True)
 
 
@@ -62,7 +62,7 @@ def apply_q(
     """`ormqr` or `unmqr`: Q·C or C·Q, or with the adjoint of Q, in C's memory."""
     is_complex = c.dtype.is_complex
     name = f"cusolverDn{LETTERS[c.dtype]}{'unmqr' if is_complex else 'ormqr'}"
-    turned = (OP_C if is_complex else OP_T) if adjoint else OP_N
-    given = (LEFT if side is QrSide.LEFT else RIGHT, turned, c.rows, c.cols, factors.cols)
+    operation = (OP_C if is_complex else OP_T) if adjoint else OP_N
+    arguments = (LEFT if side is QrSide.LEFT else RIGHT, operation, c.rows, c.cols, factors.cols)
     places = (factors.pointer, factors.ld, tau, c.pointer, c.ld)
-    steps.call_with_work(name, c.dtype, *given, *places, info=steps.ignored_info())
+    steps.call_with_work(name, c.dtype, *arguments, *places, info=steps.ignored_info())

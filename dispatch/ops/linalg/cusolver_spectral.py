@@ -1,7 +1,7 @@
 """Eigenvalues and singular values by cuSOLVER: plans of `cudabind.sys.cusolverDn` calls.
 
-A Hermitian matrix in rows is the conjugate one in columns. GESVD takes matrices that are not wide: a wide one is
-transposed, and what comes out changes places. Follows
+A row-major Hermitian matrix is the conjugate of the column-major one. GESVD does not support wide matrices: a wide one
+is transposed, and U and V are exchanged. Follows
 https://docs.nvidia.com/cuda/cusolver/#dense-eigenvalue-solver-reference-64-bit-api.
 """
 
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 __all__ = ["plan"]
 
 VALUES_ONLY, WITH_VECTORS = cusolverEigMode_t.CUSOLVER_EIG_MODE_NOVECTOR, cusolverEigMode_t.CUSOLVER_EIG_MODE_VECTOR
-MOST_ELEMENTS = 2**31 - 1  # of all matrices that `syevBatched` takes
+MOST_ELEMENTS = 2**31 - 1  # the limit of `syevBatched`, over all matrices
 ALL, SOME, NONE = ord("A"), ord("S"), ord("N")
 
 
 def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
-    """The plan of a request; nothing is called where there is no element."""
+    """The plan of a request; without elements no routine is called."""
     steps = LinalgSteps(request, executor, row)
     if request.a.size:
         return MAKERS[request.op](request, steps)
     if request.op == "svd" and request.compute_uv and request.full_matrices:
-        # Without singular values any orthonormal vectors do: the unit vectors, as NumPy has them.
+        # Without singular values any orthonormal vectors are correct: the unit vectors, as in NumPy.
         steps.identity(steps.matrix("u"))
         steps.identity(steps.matrix("vh"))
     return steps.idle()
@@ -52,41 +52,41 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
 
 # -- eigenvalues ------------------------------------------------------------------------------------------------------
 def eigh(request: EighRequest, steps: LinalgSteps) -> Plan:
-    """Copy the triangle to where the vectors are to be, or to scratch memory, and let the routine overwrite it."""
+    """Copy the triangle to the memory of the vectors, or to scratch memory, where the routine overwrites it."""
     if request.subset_by_index is not None or request.subset_by_value is not None:
         return eigh_subset(request, steps)
     a, w, info = steps.matrix("a"), steps.vector("w"), steps.vector("info")
     in_rows = a.mT.is_column_major and not a.is_column_major
     source, lower = (a.mT, not request.lower) if in_rows else (a, request.lower)
-    wanted = None if request.eigvals_only else steps.matrix("v")
-    made = steps.scratch_matrix(a.dtype, a.rows, a.cols)
-    if wanted is not None and (wanted.row_stride, wanted.col_stride, wanted.pointer.batch_stride) == (
+    vectors = None if request.eigvals_only else steps.matrix("v")
+    target = steps.scratch_matrix(a.dtype, a.rows, a.cols)
+    if vectors is not None and (vectors.row_stride, vectors.col_stride, vectors.pointer.batch_stride) == (
         1,
-        made.col_stride,
-        made.pointer.batch_stride,
+        target.col_stride,
+        target.pointer.batch_stride,
     ):
-        made = wanted
-    elif wanted is not None and steps.batch == 1:
-        made = steps.target(wanted)
-    steps.copy(source, made, CopyMode.LOWER if lower else CopyMode.UPPER, conj=in_rows)
-    results = [column(steps, "w", a.rows), *([] if wanted is None else [wanted])]
-    mode, uplo = VALUES_ONLY if wanted is None else WITH_VECTORS, LOWER if lower else UPPER
-    # For a matrix with NaN cuSOLVER 12.0's syevj of a batch gives finite numbers, and a status of 0; and each routine
-    # gives the vector 1 for one element.
+        target = vectors
+    elif vectors is not None and steps.batch == 1:
+        target = steps.target(vectors)
+    steps.copy(source, target, CopyMode.LOWER if lower else CopyMode.UPPER, conj=in_rows)
+    results = [column(steps, "w", a.rows), *([] if vectors is None else [vectors])]
+    mode, uplo = VALUES_ONLY if vectors is None else WITH_VECTORS, LOWER if lower else UPPER
+    # For a batch with NaN syevj of cuSOLVER 12.0 gives finite numbers and a status of 0; and for a 1x1 matrix every
+    # routine gives the vector 1, whatever the element.
     is_jacobi = driver_of(steps.row) is EighDriver.SYEVJ
-    flags = steps.flag_nonfinite(made) if is_jacobi or a.rows == 1 else None
+    flags = steps.flag_nonfinite(target) if is_jacobi or a.rows == 1 else None
     if is_jacobi:
-        jacobi(steps, mode, uplo, made, w, info)
+        jacobi(steps, mode, uplo, target, w, info)
     else:
         kind = cuda_type(a.dtype)
-        given = (mode, uplo, a.rows, kind, made.pointer, made.ld, cuda_type(real_of(a.dtype)), w, kind)
-        if steps.batch > 1 and made.ld * made.cols * steps.batch <= MOST_ELEMENTS:
-            behind = (steps.batch,)
-            steps.call_x("cusolverDnXsyevBatched", *given, info=info, trailing=behind, count=1)
+        arguments = (mode, uplo, a.rows, kind, target.pointer, target.ld, cuda_type(real_of(a.dtype)), w, kind)
+        if steps.batch > 1 and target.ld * target.cols * steps.batch <= MOST_ELEMENTS:
+            trailing = (steps.batch,)
+            steps.call_x("cusolverDnXsyevBatched", *arguments, info=info, trailing=trailing, count=1)
         else:
-            steps.call_x("cusolverDnXsyevd", *given, info=info)
-    if wanted is not None:
-        steps.finish(made, wanted)
+            steps.call_x("cusolverDnXsyevd", *arguments, info=info)
+    if vectors is not None:
+        steps.finish(target, vectors)
     for marks in (info, *([] if flags is None else [flags])):
         steps.fill_nan_where(marks, *results)
     return steps.plan(capture_safe=False)
@@ -98,29 +98,29 @@ def column(steps: LinalgSteps, name: str, size: int) -> Matrix:
 
 
 def jacobi(steps: LinalgSteps, mode: Any, uplo: Any, a: Matrix, w: OperandPointer, info: OperandPointer) -> None:
-    """`syevj`, of several matrices all at once."""
+    """`syevj`; several matrices are one batched call."""
     settings = eigen_settings(a.dtype)
     name = f"cusolverDn{LETTERS[a.dtype]}{'heevj' if a.dtype.is_complex else 'syevj'}"
-    given = (mode, uplo, a.rows, a.pointer, a.ld, w)
+    arguments = (mode, uplo, a.rows, a.pointer, a.ld, w)
     if steps.batch > 1:
         behind = (settings, steps.batch)
-        steps.call_with_work(f"{name}Batched", a.dtype, *given, info=info, trailing=behind, count=1)
+        steps.call_with_work(f"{name}Batched", a.dtype, *arguments, info=info, trailing=behind, count=1)
     else:
-        steps.call_with_work(name, a.dtype, *given, info=info, trailing=(settings,))
+        steps.call_with_work(name, a.dtype, *arguments, info=info, trailing=(settings,))
 
 
 # -- singular values --------------------------------------------------------------------------------------------------
 def svd(request: SvdRequest, steps: LinalgSteps) -> Plan:
-    """Copy A, or its transpose where it is wide, to scratch memory, which the routine destroys."""
+    """Copy A, or its transpose if it is wide, to scratch memory, which the routine overwrites."""
     source, is_wide = tall_matrix(steps)
     copy = steps.scratch_matrix(source.dtype, source.rows, source.cols)
     steps.copy(source, copy)
     driver = driver_of(steps.row)
     flags = None
     if driver in (SvdDriver.GESVDA, SvdDriver.GESVDJ):
-        # cuSOLVER 12.0's of a batch give finite numbers for a matrix with NaN, and a status of 0.
+        # For a matrix with NaN the batched routines of cuSOLVER 12.0 give finite numbers and a status of 0.
         flags = steps.flag_nonfinite(copy)
-    elif driver is SvdDriver.GESVDP:  # whose call fails then
+    elif driver is SvdDriver.GESVDP:  # its call fails for matrices that are not finite
         flags = steps.scratch(FLAG_BYTES)
         steps.append(ZeroNonfinite(steps.executor, copy, flags, steps.batch))
     DRIVERS[driver](request, steps, copy, is_wide)
@@ -133,15 +133,15 @@ def svd(request: SvdRequest, steps: LinalgSteps) -> Plan:
 
 
 def tall_matrix(steps: LinalgSteps) -> tuple[Matrix, bool]:
-    """A, or its transpose where it is wide, and whether it is."""
+    """A, or its transpose if it is wide, and whether it is wide."""
     a = steps.matrix("a")
     return (a.mT, True) if a.rows < a.cols else (a, False)
 
 
 def wanted_vectors(steps: LinalgSteps, *, is_wide: bool) -> tuple[Matrix, Matrix]:
-    """Where the left vectors of what is decomposed are to be, in columns, and its right vectors, in rows.
+    """The targets of the left vectors, as columns, and of the right vectors, as rows, of the decomposed matrix.
 
-    Of Aᵀ = U'·S·V'ᴴ the transposes of these two are Vᴴ and U of A.
+    If Aᵀ = U'·S·V'ᴴ, the transposes of these two are Vᴴ and U of A.
     """
     u, vh = steps.matrix("u"), steps.matrix("vh")
     return (vh.mT, u.mT) if is_wide else (u, vh)
@@ -156,53 +156,55 @@ def by_qr(request: SvdRequest, steps: LinalgSteps, a: Matrix, is_wide: bool) -> 
         left, right, job = unused, unused, NONE
         lds = a.rows, a.cols
     else:
-        wanted = wanted_vectors(steps, is_wide=is_wide)
-        left, right = map(steps.target, wanted)
+        vectors = wanted_vectors(steps, is_wide=is_wide)
+        left, right = map(steps.target, vectors)
         job = ALL if request.full_matrices else SOME
         lds = left.ld, right.ld
-    given = (job, job, a.rows, a.cols, kind, a.pointer, a.ld, real, s)
-    steps.call_x("cusolverDnXgesvd", *given, kind, left.pointer, lds[0], kind, right.pointer, lds[1], kind, info=info)
+    arguments = (job, job, a.rows, a.cols, kind, a.pointer, a.ld, real, s)
+    steps.call_x(
+        "cusolverDnXgesvd", *arguments, kind, left.pointer, lds[0], kind, right.pointer, lds[1], kind, info=info
+    )
     if request.compute_uv:
-        steps.finish(left, wanted[0])
-        steps.finish(right, wanted[1])
+        steps.finish(left, vectors[0])
+        steps.finish(right, vectors[1])
 
 
 def by_jacobi(request: SvdRequest, steps: LinalgSteps, a: Matrix, is_wide: bool) -> None:
-    """`gesvdj`, which gives V; of several small matrices all at once, with whole U and V."""
+    """`gesvdj`, which gives V; several small matrices are one batched call, with full U and V."""
     settings = singular_settings()
     name, info = f"cusolverDn{LETTERS[a.dtype]}gesvdj", steps.vector("info")
     mode, s = WITH_VECTORS if request.compute_uv else VALUES_ONLY, steps.vector("s")
     is_batched = steps.batch > 1 and a.rows <= JACOBI_OF_MANY
-    whole = request.full_matrices or is_batched
-    left = steps.scratch_matrix(a.dtype, a.rows, a.rows if whole else a.cols)
+    is_full = request.full_matrices or is_batched
+    left = steps.scratch_matrix(a.dtype, a.rows, a.rows if is_full else a.cols)
     right = steps.scratch_matrix(a.dtype, a.cols, a.cols)
-    given = (a.rows, a.cols, a.pointer, a.ld, s, left.pointer, left.ld, right.pointer, right.ld)
+    arguments = (a.rows, a.cols, a.pointer, a.ld, s, left.pointer, left.ld, right.pointer, right.ld)
     if is_batched:
         behind = (settings, steps.batch)
-        steps.call_with_work(f"{name}Batched", a.dtype, mode, *given, info=info, trailing=behind, count=1)
+        steps.call_with_work(f"{name}Batched", a.dtype, mode, *arguments, info=info, trailing=behind, count=1)
     else:
-        econ = int(not whole)
-        steps.call_with_work(name, a.dtype, mode, econ, *given, info=info, trailing=(settings,))
+        econ = int(not is_full)
+        steps.call_with_work(name, a.dtype, mode, econ, *arguments, info=info, trailing=(settings,))
     if request.compute_uv:
         write_vectors(steps, left, right, is_wide=is_wide)
 
 
 def by_polar(request: SvdRequest, steps: LinalgSteps, a: Matrix, is_wide: bool) -> None:
-    """`gesvdp`, which gives V, and `gesvd` over all of it where it has perturbed a matrix.
+    """`gesvdp`, which gives V; `gesvd` repeats the whole batch if `gesvdp` has perturbed a matrix.
 
-    The polar decomposition fails where a singular value is close to 0. cuSOLVER adds a small matrix then, and says so
-    in a number, but in no status: of random matrices of 1024 rows in f32 all singular values came out as 1.2e3, the
-    largest of them 20 times too large, with an info of 0.
+    The polar decomposition fails if a singular value is close to 0. cuSOLVER then adds a small matrix and reports this
+    in a number, but not in the status: for random matrices of 1024 rows in f32 all singular values were 1.2e3, 20 times
+    too large for the largest of them, with an info of 0.
     """
     kind, real = cuda_type(a.dtype), cuda_type(real_of(a.dtype))
     s, info = steps.vector("s"), steps.vector("info")
     left = steps.scratch_matrix(a.dtype, a.rows, a.rows if request.full_matrices else a.cols)
     right = steps.scratch_matrix(a.dtype, a.cols, a.cols)
     mode, econ = WITH_VECTORS if request.compute_uv else VALUES_ONLY, int(not request.full_matrices)
-    given = (mode, econ, a.rows, a.cols, kind, a.pointer, a.ld, real, s)
+    arguments = (mode, econ, a.rows, a.cols, kind, a.pointer, a.ld, real, s)
     vectors = (kind, left.pointer, left.ld, kind, right.pointer, right.ld)
     perturbations = HostNumbers(steps.batch, np.float64)
-    steps.call_x("cusolverDnXgesvdp", *given, *vectors, kind, info=info, trailing=(perturbations,))
+    steps.call_x("cusolverDnXgesvdp", *arguments, *vectors, kind, info=info, trailing=(perturbations,))
     if request.compute_uv:
         write_vectors(steps, left, right, is_wide=is_wide)
     with steps.only_where(perturbations):
@@ -211,19 +213,19 @@ def by_polar(request: SvdRequest, steps: LinalgSteps, a: Matrix, is_wide: bool) 
 
 
 def by_products(request: SvdRequest, steps: LinalgSteps, a: Matrix, is_wide: bool) -> None:
-    """`gesvda` of all matrices at once, which gives V; the norms of what is left over are not asked for."""
+    """`gesvda`, one call for all matrices, which gives V; the norms of the residuals are not computed."""
     name, info = f"cusolverDn{LETTERS[a.dtype]}gesvdaStridedBatched", steps.vector("info")._replace(batch_stride=0)
     mode, k = WITH_VECTORS if request.compute_uv else VALUES_ONLY, a.cols
     left, right = (steps.scratch_matrix(a.dtype, rows, k) for rows in (a.rows, k))
-    given = (mode, k, a.rows, a.cols, a.pointer, a.ld, a.ld * a.cols, steps.vector("s"), k)
+    arguments = (mode, k, a.rows, a.cols, a.pointer, a.ld, a.ld * a.cols, steps.vector("s"), k)
     vectors = (left.pointer, left.ld, left.ld * k, right.pointer, right.ld, right.ld * k)
-    steps.call_with_work(name, a.dtype, *given, *vectors, info=info, trailing=(None, steps.batch), count=1)
+    steps.call_with_work(name, a.dtype, *arguments, *vectors, info=info, trailing=(None, steps.batch), count=1)
     if request.compute_uv:
         write_vectors(steps, left, right, is_wide=is_wide)
 
 
 def write_vectors(steps: LinalgSteps, left: Matrix, right: Matrix, *, is_wide: bool) -> None:
-    """Copy U' and V'ᴴ to where they are wanted."""
+    """Copy U' and V'ᴴ to the results."""
     in_columns, in_rows = wanted_vectors(steps, is_wide=is_wide)
     steps.copy(left.first_columns(in_columns.cols), in_columns)
     steps.copy(right.mT, in_rows, conj=True)

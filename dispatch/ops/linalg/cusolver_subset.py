@@ -1,7 +1,7 @@
-"""Some of the eigenvalues of a Hermitian matrix, and those of a pair of matrices, by cuSOLVER.
+"""Some of the eigenvalues of a Hermitian matrix, and the eigenvalues of a pair of matrices, by cuSOLVER.
 
-The routines put how many eigenvalues they found into the host's memory before they return. Matrices are copied to
-scratch memory, by columns, and what was found from there to where it is wanted. Follows
+The routines write the number of eigenvalues that they found to host memory before they return. Matrices are copied to
+scratch memory, column-major, and the eigenvalues and vectors from there to the results. Follows
 https://docs.nvidia.com/cuda/cusolver/#cusolverdn-t-sygvdx.
 """
 
@@ -36,7 +36,7 @@ BY_INDEX, BY_VALUE = cusolverEigRange_t.CUSOLVER_EIG_RANGE_I, cusolverEigRange_t
 
 
 class Bounds(NamedTuple):
-    """Which eigenvalues are wanted, as routines are told it: those of places from 1 on, or of values in (low, high]."""
+    """The selected eigenvalues as the routines' arguments: indices from 1 on, or values in (low, high]."""
 
     kind: cusolverEigRange_t
     low: float
@@ -46,7 +46,7 @@ class Bounds(NamedTuple):
 
 
 def bounds(request: EighRequest | GeneralizedEighRequest, dtype: Dtype) -> Bounds:
-    """The bounds of a request's subset; infinite ones are the largest finite numbers of its precision."""
+    """The bounds of a request's subset; infinite bounds become the largest finite numbers of its precision."""
     if request.subset_by_index is not None:
         first, last = request.subset_by_index
         return Bounds(BY_INDEX, 0.0, 0.0, first + 1, last + 1)
@@ -60,60 +60,62 @@ def eigh_subset(request: EighRequest, steps: LinalgSteps) -> Plan:
     a, info = steps.matrix("a"), steps.vector("info")
     in_rows = a.mT.is_column_major and not a.is_column_major
     source, lower = (a.mT, not request.lower) if in_rows else (a, request.lower)
-    made = steps.scratch_matrix(a.dtype, a.rows, a.cols)
-    steps.copy(source, made, CopyMode.LOWER if lower else CopyMode.UPPER, conj=in_rows)
+    matrix = steps.scratch_matrix(a.dtype, a.rows, a.cols)
+    steps.copy(source, matrix, CopyMode.LOWER if lower else CopyMode.UPPER, conj=in_rows)
     real = real_of(a.dtype)
-    kind, real_kind, wanted_range = cuda_type(a.dtype), cuda_type(real), bounds(request, real)
-    values, found = scratch_values(steps, a.rows), HostNumbers(steps.batch)
-    low, high = (np.array([value], real.numpy) for value in (wanted_range.low, wanted_range.high))
-    given = (mode_of(request), wanted_range.kind, LOWER if lower else UPPER, a.rows, kind, made.pointer, made.ld)
-    within = (low, high, wanted_range.first, wanted_range.last, found)
-    steps.call_x("cusolverDnXsyevdx", *given, *within, real_kind, values.pointer, kind, info=info)
-    return write_results(request, steps, values, made, found)
+    kind, real_kind, subset = cuda_type(a.dtype), cuda_type(real), bounds(request, real)
+    values, counts = scratch_values(steps, a.rows), HostNumbers(steps.batch)
+    low, high = (np.array([value], real.numpy) for value in (subset.low, subset.high))
+    arguments = (mode_of(request), subset.kind, LOWER if lower else UPPER, a.rows, kind, matrix.pointer, matrix.ld)
+    range_arguments = (low, high, subset.first, subset.last, counts)
+    steps.call_x("cusolverDnXsyevdx", *arguments, *range_arguments, real_kind, values.pointer, kind, info=info)
+    return write_results(request, steps, values, matrix, counts)
 
 
 def generalized(request: GeneralizedEighRequest, steps: LinalgSteps) -> Plan:
-    """`sygvd`, `sygvdx` or `sygvj` over each pair of matrices, or 12.4's routine over all.
+    """`sygvd`, `sygvdx` or `sygvj` over each pair of matrices, or one batched call from 12.4 on.
 
-    One triangle is named for both.
+    Both matrices are read from the same triangle.
     """
     a, b, info = steps.matrix("a"), steps.matrix("b"), steps.vector("info")
-    made, factor = (steps.scratch_matrix(a.dtype, a.rows, a.cols) for _ in range(2))
+    matrix, factor = (steps.scratch_matrix(a.dtype, a.rows, a.cols) for _ in range(2))
     part = CopyMode.LOWER if request.lower else CopyMode.UPPER
-    steps.copy(a, made, part)
+    steps.copy(a, matrix, part)
     steps.copy(b, factor, part)
     uplo, problem = LOWER if request.lower else UPPER, cusolverEigType_t(request.itype)
     name = f"cusolverDn{LETTERS[a.dtype]}{'he' if a.dtype.is_complex else 'sy'}"
-    values, pair = scratch_values(steps, a.rows), (a.rows, made.pointer, made.ld, factor.pointer, factor.ld)
+    values, pair = scratch_values(steps, a.rows), (a.rows, matrix.pointer, matrix.ld, factor.pointer, factor.ld)
     mode = mode_of(request)
     if request.subset_by_index is not None or request.subset_by_value is not None:
-        wanted_range, found = bounds(request, real_of(a.dtype)), HostNumbers(steps.batch)
-        within = (wanted_range.low, wanted_range.high, wanted_range.first, wanted_range.last, found, values.pointer)
-        steps.call_with_work(f"{name}gvdx", a.dtype, problem, mode, wanted_range.kind, uplo, *pair, *within, info=info)
-        return write_results(request, steps, values, made, found)
-    given = (problem, mode, uplo, *pair, values.pointer)
+        subset, counts = bounds(request, real_of(a.dtype)), HostNumbers(steps.batch)
+        range_arguments = (subset.low, subset.high, subset.first, subset.last, counts, values.pointer)
+        steps.call_with_work(
+            f"{name}gvdx", a.dtype, problem, mode, subset.kind, uplo, *pair, *range_arguments, info=info
+        )
+        return write_results(request, steps, values, matrix, counts)
+    arguments = (problem, mode, uplo, *pair, values.pointer)
     if steps.row.function == SYGV_BATCHED:
         kind, real = cuda_type(a.dtype), cuda_type(values.dtype)
-        step = made.ld * made.cols
-        matrices = (kind, made.pointer, made.ld, step, kind, factor.pointer, factor.ld, step)
-        behind = (real, values.pointer, a.rows, kind, steps.batch)
-        steps.call_x(SYGV_BATCHED, problem, mode, uplo, a.rows, *matrices, *behind, info=info, count=1)
+        step = matrix.ld * matrix.cols
+        matrices = (kind, matrix.pointer, matrix.ld, step, kind, factor.pointer, factor.ld, step)
+        trailing = (real, values.pointer, a.rows, kind, steps.batch)
+        steps.call_x(SYGV_BATCHED, problem, mode, uplo, a.rows, *matrices, *trailing, info=info, count=1)
     elif driver_of(steps.row) is EighDriver.SYEVJ:
-        steps.call_with_work(f"{name}gvj", a.dtype, *given, info=info, trailing=(eigen_settings(a.dtype),))
-        steps.append(ConvertSygvjStatus(steps.executor, info, made, steps.batch))
+        steps.call_with_work(f"{name}gvj", a.dtype, *arguments, info=info, trailing=(eigen_settings(a.dtype),))
+        steps.append(ConvertSygvjStatus(steps.executor, info, matrix, steps.batch))
     else:
-        steps.call_with_work(f"{name}gvd", a.dtype, *given, info=info)
-    return write_results(request, steps, values, made, None)
+        steps.call_with_work(f"{name}gvd", a.dtype, *arguments, info=info)
+    return write_results(request, steps, values, matrix, None)
 
 
 def mode_of(request: EighRequest | GeneralizedEighRequest) -> cusolverEigMode_t:
-    """Whether vectors are wanted."""
+    """Whether the vectors are computed."""
     mode = cusolverEigMode_t
     return mode.CUSOLVER_EIG_MODE_NOVECTOR if request.eigvals_only else mode.CUSOLVER_EIG_MODE_VECTOR
 
 
 def scratch_values(steps: LinalgSteps, n: int) -> Matrix:
-    """Memory for as many eigenvalues as there are, in one row: routines may write all."""
+    """Memory for all eigenvalues, in one row: routines may write all of them."""
     real = real_of(steps.dtype)
     return Matrix(steps.scratch(n * real.itemsize), real, 1, n, n, 1)
 
@@ -121,16 +123,16 @@ def scratch_values(steps: LinalgSteps, n: int) -> Matrix:
 def write_results(
     request: EighRequest | GeneralizedEighRequest, steps: LinalgSteps, values: Matrix, made: Matrix, found: Any
 ) -> Plan:
-    """Copy what was found to where it is wanted, NaN behind it, and NaN where a routine failed."""
+    """Copy the eigenvalues and vectors to the results, with NaN after them, and NaN where a routine failed."""
     k = found_of(request)
     results = [(values.first_columns(k), Matrix(steps.vector("w"), values.dtype, 1, k, k, 1))]
     if not request.eigvals_only:
         results.append((made.first_columns(k), steps.matrix("v")))
     if request.subset_by_value is not None:
         steps.upload(found, steps.vector("count"))
-    for source, wanted in results:
-        steps.copy(source, wanted)
+    for source, target in results:
+        steps.copy(source, target)
         if request.subset_by_value is not None:
-            steps.append(FillNanAfterFound(steps.executor, steps.vector("count"), wanted, steps.batch))
-    steps.fill_nan_where(steps.vector("info"), *(wanted for _, wanted in results))
+            steps.append(FillNanAfterFound(steps.executor, steps.vector("count"), target, steps.batch))
+    steps.fill_nan_where(steps.vector("info"), *(target for _, target in results))
     return steps.plan(capture_safe=False)

@@ -1,6 +1,6 @@
-"""The requests of what comes out of a factorization: inverses, determinants, norms, ranks and least squares.
+"""The requests that build on factorizations: inverses, determinants, norms, ranks and least squares.
 
-None calls a library, and nothing waits: what may fail says so in `info`, as in request.py.
+No request calls a library, and nothing waits: a request that may fail reports it in `info`, as in request.py.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
 
 
 class InverseKind(Choice):
-    """What is known of a matrix: GEN nothing, POS that it is positive definite, LOWER, UPPER that it is a triangle."""
+    """The kind of a matrix: GEN any, POS positive definite, LOWER or UPPER triangular."""
 
     GEN = 0
     POS = 1
@@ -55,7 +55,7 @@ class InverseKind(Choice):
             "POSITIVEDEFINITE": "POS",
             "LOWERTRIANGULAR": "LOWER",
             "UPPERTRIANGULAR": "UPPER",
-            "SPD": "POS",  # cuDSS's
+            "SPD": "POS",  # cuDSS's name
             "HPD": "POS",
         }
 
@@ -67,9 +67,9 @@ class InverseKind(Choice):
 
 
 class NormOrder(Choice):
-    """A norm: FRO the root of the sum of squares, NUC the sum of singular values, TWO their largest, MIN_TWO the least.
+    """A norm: FRO the root of the sum of squares, NUC the sum of singular values, TWO the largest, MIN_TWO the least.
 
-    ONE is the largest sum of magnitudes of a column and MIN_ONE the smallest; INF and MIN_INF are those of rows.
+    ONE is the largest and MIN_ONE the smallest absolute column sum; INF and MIN_INF are those of rows.
     """
 
     FRO = 0
@@ -83,7 +83,7 @@ class NormOrder(Choice):
 
 
 class LstsqDriver(Choice):
-    """The way of `lstsq`: GELSS by singular values, of any rank; GELS by QR, for matrices of full rank, and faster."""
+    """The method of `lstsq`: GELSS by singular values, for any rank; GELS by QR, for full rank only, and faster."""
 
     GELSS = 0
     GELS = 1
@@ -91,19 +91,19 @@ class LstsqDriver(Choice):
 
 @dataclass(frozen=True, eq=False)
 class InvRequest(LinalgRequest["tuple[Tensor, Tensor]"]):
-    """The inverse of a square matrix; gives back (out, info).
+    """The inverse of a square matrix; returns (out, info).
 
     Attributes:
-        a: (…, n, n); it is copied, and stays as it is.
+        a: (…, n, n); it is copied and not modified.
         assume_a: GEN ("gen", "general") by LU (`getrf`, `trsm`); POS ("pos", "positive definite") by Cholesky (`potrf`,
-            `potri`) of the triangle that is read; LOWER and UPPER ("lower", "lower triangular" and so on) a triangle by
-            itself (`trtri`), where the other one is not read and comes out as zeros.
+            `potri`) of the triangle that is read; LOWER and UPPER ("lower", "lower triangular" and so on) for a
+            triangle (`trtri`), where the other triangle is not read and is set to zeros.
         lower: with POS, whether the lower triangle is read.
-        autotune: where rows of several libraries take it, time them once, keep the fastest, and remember it on disk.
-        library: the one whose rows alone are asked: "own", "cublas" or "cusolverDn"; None asks all of them.
-        out: the inverse; left open, its columns lie one behind another.
-        info: i32, one for each matrix: 0, or as `lu_factor` and `cholesky` have it, of a triangle the place of the
-            first 0 on its diagonal, counted from 1; and then `out` is NaN.
+        autotune: if several libraries support it, time them once, use the fastest and remember it on disk.
+        library: use only this library: "own", "cublas" or "cusolverDn"; None allows all of them.
+        out: the inverse; by default it is column-major.
+        info: i32, one for each matrix: 0, or as for `lu_factor` and `cholesky`; for a triangle the index of the first 0
+            on its diagonal, counted from 1. If it is not 0, `out` is NaN.
     """
 
     op: ClassVar[str] = "inv"
@@ -131,9 +131,10 @@ class DetRequest(LinalgRequest["Tensor"]):
     """The determinant of a square matrix, by LU.
 
     Attributes:
-        a: (…, n, n); it is copied, and stays as it is.
-        det: one number for each matrix, of a's dtype: 0 of a singular matrix, 1 of an empty one. Only what is itself
-            too large for the dtype is infinite: factors are multiplied in double precision, with their own exponents.
+        a: (…, n, n); it is copied and not modified.
+        det: one number for each matrix, of a's dtype: 0 for a singular matrix, 1 for an empty one. It overflows to
+            infinity only if the determinant itself is too large for the dtype: factors are multiplied in double
+            precision, with separate exponents.
     """
 
     op: ClassVar[str] = "det"
@@ -153,12 +154,12 @@ class DetRequest(LinalgRequest["Tensor"]):
 
 @dataclass(frozen=True, eq=False)
 class SlogdetRequest(LinalgRequest["tuple[Tensor, Tensor]"]):
-    """The sign of a determinant and the logarithm of its magnitude, by LU; gives back (sign, logabsdet).
+    """The sign of a determinant and the logarithm of its magnitude, by LU; returns (sign, logabsdet).
 
     Attributes:
-        a: (…, n, n); it is copied, and stays as it is.
-        sign: of a's dtype: 1, -1, or a complex number of magnitude 1; 0 of a singular matrix.
-        logabsdet: real; -infinity of a singular matrix.
+        a: (…, n, n); it is copied and not modified.
+        sign: of a's dtype: 1, -1, or a complex number of magnitude 1; 0 for a singular matrix.
+        logabsdet: real; -infinity for a singular matrix.
     """
 
     op: ClassVar[str] = "slogdet"
@@ -185,7 +186,7 @@ class MatrixNormRequest(LinalgRequest["Tensor"]):
     Attributes:
         a: (…, m, n).
         order: FRO, NUC, ONE, MIN_ONE, INF, MIN_INF, TWO or MIN_TWO; NUC and the last two by singular values (`gesvd`).
-        norm: one number for each matrix, real; 0 of a matrix without elements. No square in it overflows.
+        norm: one number for each matrix, real; 0 for a matrix without elements. Squares cannot overflow.
 
     A NaN in the matrix makes its norm NaN.
     """
@@ -208,13 +209,13 @@ class MatrixNormRequest(LinalgRequest["Tensor"]):
 
 @dataclass(frozen=True, eq=False)
 class MatrixRankRequest(LinalgRequest["tuple[Tensor, Tensor]"]):
-    """How many singular values are above a share of the largest (`gesvd`); gives back (rank, info).
+    """The number of singular values above a fraction of the largest one (`gesvd`); returns (rank, info).
 
     Attributes:
         a: (…, m, n).
-        rtol: that share; left open, max(m, n) times the eps of the dtype, as NumPy has it.
+        rtol: that fraction; by default max(m, n) times the eps of the dtype, as in NumPy.
         rank: i64, one for each matrix.
-        info: i32, as `svd` has it; the rank of a matrix whose status is not 0 is 0.
+        info: i32, as for `svd`; if it is not 0 the rank is 0.
     """
 
     op: ClassVar[str] = "matrix_rank"
@@ -242,13 +243,13 @@ class MatrixRankRequest(LinalgRequest["tuple[Tensor, Tensor]"]):
 
 @dataclass(frozen=True, eq=False)
 class PinvRequest(LinalgRequest["tuple[Tensor, Tensor]"]):
-    """Moore and Penrose's inverse of a matrix of any rank, by singular values (`gesvd`); gives back (out, info).
+    """The Moore-Penrose inverse of a matrix of any rank, by singular values (`gesvd`); returns (out, info).
 
     Attributes:
-        a: (…, m, n); it is copied, and stays as it is.
-        rtol: singular values up to this share of the largest count as 0; left open, max(m, n) times the dtype's eps.
-        out: (…, n, m); left open, it lies as the product leaves it.
-        info: i32, as `svd` has it, and where it is not 0 `out` is NaN.
+        a: (…, m, n); it is copied and not modified.
+        rtol: singular values up to this fraction of the largest count as 0; by default max(m, n) times the dtype's eps.
+        out: (…, n, m); by default in the memory order of the product.
+        info: i32, as for `svd`; if it is not 0, `out` is NaN.
     """
 
     op: ClassVar[str] = "pinv"
@@ -267,29 +268,30 @@ class PinvRequest(LinalgRequest["tuple[Tensor, Tensor]"]):
 
     def outputs(self) -> dict[str, Output]:
         rows, cols = self.a.shape[-2:]
-        lay = by_columns if rows >= cols else dense  # of a wide matrix the transposed inverse is computed
+        lay = by_columns if rows >= cols else dense  # for a wide matrix the transposed inverse is computed
         return {"out": lay((*self.batch, cols, rows), self.a.dtype), "info": self.info_output()}
 
 
 @dataclass(frozen=True, eq=False)
 class LstsqRequest(LinalgRequest["tuple[Tensor, ...]"]):
-    """The x for which ‖b - A·x‖ is least, and of several such x the shortest; gives back (out, residuals, …, info).
+    """The x that minimizes ‖b - A·x‖, and the shortest if several do; returns (out, residuals, …, info).
 
     Attributes:
-        a: (…, m, n); it is copied, and stays as it is.
+        a: (…, m, n); it is copied and not modified.
         b: (…, m, k), or (m,) for one matrix.
-        driver: GELSS by singular values (`gesvd`), of any rank, which also gives rank and s; GELS by QR (`geqrf`,
-            `ormqr`, `trsm`), with less work, for matrices of full rank: of one that lacks it but for roundoff x is
-            large, and no status tells.
-        rtol: with GELSS alone, singular values up to this share of the largest count as 0; left open, max(m, n) times
+        driver: GELSS by singular values (`gesvd`), for any rank, which also returns rank and s; GELS by QR (`geqrf`,
+            `ormqr`, `trsm`), with less work, for full rank only: if the rank is deficient up to roundoff x is large,
+            and the status does not report it.
+        rtol: with GELSS only, singular values up to this fraction of the largest count as 0; by default max(m, n) times
             the dtype's eps.
-        autotune: where cuBLAS and cuSOLVER both take it, time them once, keep the faster, and remember it on disk.
+        autotune: if both cuBLAS and cuSOLVER support the request, time them once, use the faster one and remember it on
+            disk.
         out: x, (…, n, k) or (n,).
-        residuals: real (…, k), or () for a vector: ‖b - A·x‖² of each column, whatever the rank. Where there are no
-            more rows than columns it is empty, (…, 0), as NumPy's is: of a system that x solves it would be roundoff.
+        residuals: real (…, k), or () for a vector: ‖b - A·x‖² of each column, for any rank. With no more rows than
+            columns it is empty, (…, 0), as in NumPy: x then solves the system and the residual would be roundoff.
         rank, s: with GELSS, i64 (…), and the singular values (…, min(m, n)).
-        info: i32: 0; with GELSS as `svd` has it, with GELS the place of the first exact 0 on R's diagonal, counted from
-            1. Where it is not 0 x is NaN.
+        info: i32: 0; with GELSS as for `svd`, with GELS the index of the first exact 0 on R's diagonal, counted from 1.
+            If it is not 0, x is NaN.
     """
 
     op: ClassVar[str] = "lstsq"
@@ -322,26 +324,26 @@ class LstsqRequest(LinalgRequest["tuple[Tensor, ...]"]):
         behind = () if is_vector else self.b.shape[-1:]
         x = dense((cols,), dtype) if is_vector else by_columns((*self.batch, cols, *behind), dtype)
         left = behind if rows > cols else (0,)
-        found = {"out": x, "residuals": dense((*self.batch, *left), real_of(dtype))}
+        outputs = {"out": x, "residuals": dense((*self.batch, *left), real_of(dtype))}
         if self.driver is LstsqDriver.GELSS:
-            found["rank"] = dense(self.batch, I64)
-            found["s"] = dense((*self.batch, min(rows, cols)), real_of(dtype))
-        return found | {"info": self.info_output()}
+            outputs["rank"] = dense(self.batch, I64)
+            outputs["s"] = dense((*self.batch, min(rows, cols)), real_of(dtype))
+        return outputs | {"info": self.info_output()}
 
 
 def check_rtol(rtol: float | None, name: str = "rtol") -> None:
-    """BadRequest unless a share of the largest singular value is one, or left open."""
+    """BadRequest unless a fraction of the largest singular value is valid, or None."""
     if rtol is not None:
         check_number(name, rtol, low=0.0, high=1.0)
 
 
 def check_values(b: Tensor, a: Tensor) -> None:
-    """BadRequest unless b has a row for each of a's: (…, m, k), or a vector (m,) for one matrix."""
+    """BadRequest unless b has a row for each row of a: (…, m, k), or a vector (m,) for one matrix."""
     rows = a.shape[-2]
     is_vector = b.ndim == 1 and a.ndim == MATRIX
     fits = b.shape == (rows,) if is_vector else b.ndim == a.ndim and b.shape[:-1] == a.shape[:-1]
     if b.dtype is not a.dtype or not fits:
         leading = "".join(f"{extent}, " for extent in a.shape[:-2])
         vector = f", or {a.dtype}[{rows}]" if a.ndim == MATRIX else ""
-        wanted = f"{a.dtype}[{leading}{rows}, k]{vector}, as a {list(a.shape)}"
-        raise BadRequest("b", str(b.layout), wanted, "x[..., None] makes a column of each vector")
+        expected = f"{a.dtype}[{leading}{rows}, k]{vector}, as a {list(a.shape)}"
+        raise BadRequest("b", str(b.layout), expected, "x[..., None] makes a column of each vector")

@@ -7,7 +7,7 @@ from dispatch.ops.linalg.forms import EVERY, FAILING, HALVES, OBLONG, RANKS, SIN
 
 __all__ = ["DERIVED_FORMS"]
 
-LARGE = 50  # rows of matrices whose determinant may be beyond single precision
+LARGE = 50  # with this many rows a determinant may exceed single precision
 TRIANGLES = (*(F("dominant", (form.rows,) * 2, form.order, form.out) for form in SQUARE[:6]), F("dominant", (3, 9, 9)),
              F("zeros", (4, 4)), F("dominant", (0, 0)), F("dominant", (130, 130)))  # fmt: skip
 WITH_SIDES = (
@@ -15,7 +15,7 @@ WITH_SIDES = (
     *SQUARE[:6],
     *(form._replace(right=right) for form, right in zip(OBLONG, (0, 0, 1, 0), strict=False)),
 )
-# Of norms whose exponential single precision can tell from another: see residuals_derived.py.
+# Only norms at which single precision can distinguish the exponential from a wrong one: see residuals_derived.py.
 EXPONENTIAL = (
     F("even", (17, 17)),
     F("even", (33, 33), "columns", "columns"),
@@ -50,7 +50,7 @@ DERIVED_FORMS: dict[str, tuple[Form, ...]] = {
     ),
     "det": tuple(form for form in (*SQUARE, *SINGULAR) if form.rows < LARGE),
     "slogdet": (*SQUARE, *SINGULAR),
-    # The least singular value of a matrix that lacks rank is roundoff, of which any is right.
+    # The least singular value of a rank-deficient matrix is roundoff: any such value is correct.
     "matrix_norm": tuple(
         form._replace(choices=(("order", order),)) for order in ops.NormOrder for form in EVERY
         if not (order is ops.NormOrder.MIN_TWO and form in RANKS)

@@ -1,9 +1,9 @@
-"""Which routine carries out a request that may name one, its `driver`: each is a row of the table of its own.
+"""The rows for requests that may name a routine, their `driver`: each driver has its own row of the table.
 
-A request that names none is the first row's, or, of many matrices so small that `gesvdj` takes them all in one call,
-that row's: 100 matrices of 32 rows in f64 took 150 ms by `gesvd` on an H100, and 0.34 by `gesvdj`. With `autotune`
-those rows take it, too, whose residuals are held to the same bounds as the first one's: their plans race, and the
-winner is remembered.
+A request without a driver uses the first row, or `gesvdj` for many matrices that are small enough for its single
+batched call: 100 matrices of 32 rows in f64 took 150 ms by `gesvd` on an H100, and 0.34 by `gesvdj`. With `autotune`
+the rows whose residuals must meet the same bounds as the first row's support it too: their plans are timed, and the
+fastest is remembered.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ __all__ = [
     "driver_of",
 ]
 
-JACOBI_OF_MANY = 32  # rows and columns of the matrices that `gesvdjBatched` takes
+JACOBI_OF_MANY = 32  # the most rows and columns that `gesvdjBatched` supports
 DRIVERS: dict[str, type[Choice]] = {"eigh": EighDriver, "generalized_eigh": EighDriver, "svd": SvdDriver}
 
 
 def driver_of(row: Row) -> Choice:
-    """The driver of a row: the one that its variant names, or the first of its op."""
+    """The driver of a row: the one that its variant names, or the first one of its op."""
     kind = DRIVERS[row.op]
     return next((one for one in kind if one.name.lower() == row.variant), next(iter(kind)))
 
 
 def _lacking(request: Any, driver: Choice, wanted: str, *, takes_open: bool) -> str:
-    """What a row of one driver says to a request."""
+    """The reason why the row of one driver does not support a request, or ""."""
     if request.driver is driver or (request.driver is None and takes_open):
         return ""
     return f"needs {wanted}, has {'none' if request.driver is None else request.driver.name.lower()}"
@@ -52,12 +52,12 @@ def _lacking(request: Any, driver: Choice, wanted: str, *, takes_open: bool) -> 
 def by_gesvd(request: SvdRequest) -> str:
     """Driver gesvd, or none."""
     open_to = request.autotune or not at_once(request)
-    wanted = "driver gesvd, or none" if open_to else "driver gesvd, or autotune, for gesvdj takes them all at once"
-    return _lacking(request, SvdDriver.GESVD, wanted, takes_open=open_to)
+    needed = "driver gesvd, or none" if open_to else "driver gesvd, or autotune, for gesvdj takes them all at once"
+    return _lacking(request, SvdDriver.GESVD, needed, takes_open=open_to)
 
 
 def at_once(request: SvdRequest) -> bool:
-    """Whether `gesvdj` takes all matrices in one call: there are several, of up to 32 rows and columns."""
+    """Whether `gesvdj` computes all matrices in one call: there are several, of up to 32 rows and columns."""
     return math.prod(request.batch) > 1 and max(request.a.shape[-2:]) <= JACOBI_OF_MANY
 
 
@@ -66,9 +66,9 @@ def by_syevd(request: EighRequest | GeneralizedEighRequest) -> str:
     return _lacking(request, EighDriver.SYEVD, "driver syevd, or none", takes_open=True)
 
 
-# -- those that are timed beside them, for they are held to the same bounds --------------------------------------------
+# -- rows that are timed too, because their results must meet the same bounds ------------------------------------------
 def by_gesvdj(request: SvdRequest) -> str:
-    """Driver gesvdj, or none and many small matrices, or none and autotune."""
+    """Driver gesvdj, or no driver and many small matrices, or no driver and autotune."""
     takes_open = request.autotune or at_once(request)
     return _lacking(request, SvdDriver.GESVDJ, "driver gesvdj, or none and autotune", takes_open=takes_open)
 
@@ -90,7 +90,7 @@ def by_gesvdp(request: SvdRequest) -> str:
     return _lacking(request, SvdDriver.GESVDP, "driver gesvdp, or none and autotune", takes_open=request.autotune)
 
 
-# -- those that must be asked for: their results are held to bounds of their own ---------------------------------------
+# -- rows that a request must name: their results have to meet other bounds only --------------------------------------
 def by_gesvda(request: SvdRequest) -> str:
-    """Driver gesvda, which no autotune takes unasked."""
+    """Driver gesvda, which autotune never selects."""
     return _lacking(request, SvdDriver.GESVDA, "driver gesvda, which no autotune takes unasked", takes_open=False)

@@ -1,4 +1,4 @@
-"""The requests of eigenvalues of any square matrix, and of a few singular values by random projection."""
+"""The requests of the eigenvalues of any square matrix, and of the largest singular values by random projection."""
 
 from __future__ import annotations
 
@@ -27,20 +27,21 @@ def complex_of(dtype: Dtype) -> Dtype:
 
 @dataclass(frozen=True, eq=False)
 class EigRequest(LinalgRequest["tuple[Tensor, ...]"]):
-    """Eigenvalues and eigenvectors of a square matrix: A·V = V·diag(w), by `geev`; gives back (w, v, info).
+    """Eigenvalues and eigenvectors of a square matrix: A·V = V·diag(w), by `geev`; returns (w, v, info).
 
     Attributes:
         a: (…, n, n), real or complex.
-        eigvals_only: whether (w, info) is all that is wanted.
-        left: whether left eigenvectors are, too, Uᴴ·A = diag(w)·Uᴴ: then (w, vl, v, info) comes back.
-        w: (…, n), complex, dense, in no order; those of a real matrix that are not real are conjugate pairs, the one
-            with the positive imaginary part first.
-        vl, v: (…, n, n), complex, an eigenvector of norm 1 in each column; left open, these lie one behind another.
-        info: i32, one for each matrix: 0, or above 0 where the method did not converge, and then the rest is NaN.
+        eigvals_only: whether only (w, info) is computed.
+        left: whether left eigenvectors are computed too, Uᴴ·A = diag(w)·Uᴴ; it then returns (w, vl, v, info).
+        w: (…, n), complex, dense, in no order; for a real matrix the non-real ones are conjugate pairs, the one with
+            the positive imaginary part first.
+        vl, v: (…, n, n), complex, an eigenvector of norm 1 in each column; by default they are column-major.
+        info: i32, one for each matrix: 0, or above 0 if the method did not converge; the other results are then NaN.
 
-    On a GPU left eigenvectors are the right ones of Aᴴ, by a second `geev`, for cuSOLVER has no others: each eigenvalue
-    in turn takes that of the nearest one that is left. The matrices of a batch are taken one after another, partly on
-    the host, so that the routine cannot be captured. A NaN gives NaN, with an info above 0 or without.
+    On a GPU left eigenvectors are the right eigenvectors of Aᴴ, by a second `geev`, because cuSOLVER does not compute
+    left ones: each eigenvalue in turn is matched with the nearest eigenvalue that remains. The matrices of a batch are
+    processed one after another, partly on the host, so the routine cannot be captured. A NaN gives NaN; info may or may
+    not be above 0.
     """
 
     op: ClassVar[str] = "eig"
@@ -69,30 +70,30 @@ class EigRequest(LinalgRequest["tuple[Tensor, ...]"]):
     def outputs(self) -> dict[str, Output]:
         kind = complex_of(self.a.dtype)
         names = () if self.eigvals_only else ("vl", "v") if self.left else ("v",)
-        found = {"w": dense(self.a.shape[:-1], kind)} | {name: by_columns(self.a.shape, kind) for name in names}
-        return found | {"info": self.info_output()}
+        outputs = {"w": dense(self.a.shape[:-1], kind)} | {name: by_columns(self.a.shape, kind) for name in names}
+        return outputs | {"info": self.info_output()}
 
 
 @dataclass(frozen=True, eq=False)
 class RandomizedSvdRequest(LinalgRequest["tuple[Tensor, ...]"]):
-    """The largest singular values and vectors, nearly: A ≈ U·diag(s)·Vᴴ, by `gesvdr`; gives back (u, s, vh, info).
+    """Approximate largest singular values and vectors: A ≈ U·diag(s)·Vᴴ, by `gesvdr`; returns (u, s, vh, info).
 
     Attributes:
         a: (…, m, n).
-        rank: how many singular values are wanted, k; fewer than m and than n.
-        oversampling: how many more random vectors A is applied to; rank and this together are fewer than m and than n.
-            None stands for twice the rank, or as many as there may be.
-        iterations: how often A·Aᴴ is applied to them, q: more where singular values fall slowly, none where they fall
-            fast.
-        compute_uv: whether u and vh are wanted; else (s, info) comes back.
-        u, vh: (…, m, k) orthonormal columns and (…, k, n) rows; left open, u lies in columns and vh in rows.
+        rank: k, the number of singular values; less than m and than n.
+        oversampling: the number of additional random vectors that A is applied to; rank plus oversampling is less than
+            m and than n. None stands for twice the rank, or as many as possible.
+        iterations: q, how often A·Aᴴ is applied to the vectors: use more if singular values decay slowly, 0 if they
+            decay fast.
+        compute_uv: whether u and vh are computed; otherwise it returns (s, info).
+        u, vh: (…, m, k) orthonormal columns and (…, k, n) rows; by default u is column-major and vh row-major.
         s: (…, k), real and descending, dense.
-        info: i32, one for each matrix: 0, or another number where it failed, and then the rest is NaN.
+        info: i32, one for each matrix: 0, or another number if it failed; the other results are then NaN.
 
-    What is left out is about as large as the next singular value: nothing, but for roundoff, for a matrix of that rank.
-    Roundoff is that of powers of A: up to 30·max(m, n)·eps·‖A‖·(s[0]/s[k-1])^2q in s and in U·diag(s)·Vᴴ, so that
-    singular values below s[0]·eps^(1/(2q+1)) are lost; U and V are orthonormal all the same. On the host s is LAPACK's.
-    The matrices of a batch are taken one after another.
+    The approximation error is about the size of the next singular value: only roundoff for a matrix of that rank.
+    Roundoff is that of powers of A: up to 30·max(m, n)·eps·‖A‖·(s[0]/s[k-1])^2q in s and in U·diag(s)·Vᴴ, so singular
+    values below s[0]·eps^(1/(2q+1)) are lost; U and V are orthonormal nevertheless. On the host s is LAPACK's. The
+    matrices of a batch are processed one after another.
     """
 
     op: ClassVar[str] = "randomized_svd"
@@ -112,7 +113,7 @@ class RandomizedSvdRequest(LinalgRequest["tuple[Tensor, ...]"]):
     def check_fields(self) -> None:
         check_matrix("a", self.a)
         least = min(self.a.shape[-2:])
-        if least < 2:  # 1 is then not below it
+        if least < 2:  # a rank of 1 would not be less
             raise BadRequest("a", str(self.a.layout), "2 rows and columns at least", "dispatch.svd takes any matrix")
         check_int("rank", self.rank, 1, least - 1)
         check_int("iterations", self.iterations, 0)
@@ -132,7 +133,7 @@ class RandomizedSvdRequest(LinalgRequest["tuple[Tensor, ...]"]):
 
 
 def oversampled(request: RandomizedSvdRequest) -> int:
-    """How many more vectors than the rank there are."""
+    """The number of additional random vectors beyond the rank."""
     if request.oversampling is not None:
         return request.oversampling
     return min(2 * request.rank, min(request.a.shape[-2:]) - request.rank - 1)

@@ -1,4 +1,4 @@
-"""The request of the exponential of a matrix, and the numbers of its method."""
+"""The request of the exponential of a matrix, and the constants of its method."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ if TYPE_CHECKING:
 __all__ = ["MOST_SQUARINGS", "THETA", "ExpmRequest", "largest_norm"]
 
 MOST_SQUARINGS = 64
-# The largest norm at which Padé's approximant of degree 13, in single precision of degree 7, is the exponential of a
-# matrix off by no more than a roundoff of it: Higham, The scaling and squaring method for the matrix exponential
+# The largest norm at which Padé's approximant of degree 13 (in single precision of degree 7) equals the exponential of
+# a matrix with an error of at most roundoff: Higham, The scaling and squaring method for the matrix exponential
 # revisited, SIAM J. Matrix Anal. Appl. 26 (2005), table 2.3.
 THETA = {F64: 5.371920351148152, F32: 3.925724783138660}
 
 
 @dataclass(frozen=True, eq=False)
 class ExpmRequest(LinalgRequest["tuple[Tensor, Tensor]"]):
-    """The exponential of a square matrix, I + A + A²/2 + A³/6 + …, by scaling and squaring; gives back (out, info).
+    """The exponential of a square matrix, I + A + A²/2 + A³/6 + …, by scaling and squaring; returns (out, info).
 
     Attributes:
-        a: (…, n, n); it is copied, and stays as it is.
-        squarings: how many squarings there are, 0 to 64. A matrix is divided by the power of 2 that makes its 1-norm
-            5.37 or less (3.92 in single precision), and its exponential is squared as often; 16 take matrices of norms
-            up to 352,000 (257,000). All are carried out, and each matrix keeps those that are its own: where norms are
-            known to be small, fewer take less time, down to a third.
-        out: the exponential; left open, its columns lie one behind another.
-        info: i32, one for each matrix: 0; 1 where so many squarings are too few for its norm; 2 where the norm is no
-            finite number, for the matrix has a NaN or an infinity; 2 + i where the i-th pivot of the approximant's
-            denominator is exactly 0, which no matrix is known for. Where it is not 0 `out` is NaN.
+        a: (…, n, n); it is copied and not modified.
+        squarings: the number of squarings, 0 to 64. A matrix is divided by the power of 2 that makes its 1-norm 5.37 or
+            less (3.92 in single precision), and its exponential is squared as often; 16 squarings support norms up to
+            352,000 (257,000). All of them are computed, and each matrix uses only as many as it needs: if norms are
+            small, fewer squarings take less time, down to a third.
+        out: the exponential; by default it is column-major.
+        info: i32, one for each matrix: 0; 1 if there are too few squarings for its norm; 2 if the norm is not finite,
+            because the matrix has a NaN or an infinity; 2 + i if the i-th pivot of the approximant's denominator is
+            exactly 0, which is not known to occur for any matrix. If it is not 0, `out` is NaN.
 
-    Where the exponential is too large for the dtype `out` has infinities, or NaN where such meet, and info is 0.
+    If the exponential is too large for the dtype, `out` has infinities, or NaN where infinities combine, and info is 0.
     """
 
     op: ClassVar[str] = "expm"
@@ -59,5 +59,5 @@ class ExpmRequest(LinalgRequest["tuple[Tensor, Tensor]"]):
 
 
 def largest_norm(request: ExpmRequest) -> float:
-    """The largest 1-norm of a matrix for which the request's squarings are enough."""
+    """The largest 1-norm of a matrix for which the request has enough squarings."""
     return THETA[real_of(request.a.dtype)] * 2.0**request.squarings

@@ -1,7 +1,8 @@
-"""The exponential of a matrix on the host, by the method of a GPU's: of one matrix at a time, results by name.
+"""The exponential of a matrix on the host, by the same method as on a GPU: one matrix at a time, results by name.
 
-`scipy.linalg.expm` chooses other approximants. Of SciPy 1.17.1 it is off by up to 200 n·eps·‖A‖·‖exp(A)‖ for symmetric
-matrices of 5 rows and norms of 4 to 5, where this is by 3; so that results are held to neither, but to a series.
+`scipy.linalg.expm` uses other approximants. With SciPy 1.17.1 its error is up to 200 n·eps·‖A‖·‖exp(A)‖ for symmetric
+matrices of 5 rows and norms of 4 to 5, and that of this method is 3. Therefore results are compared with neither, but
+with a series.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ __all__ = ["expm"]
 
 
 def expm(request: ExpmRequest, a: Array) -> dict[str, Any]:
-    """The exponential and the status, whose norm is rounded as on a GPU."""
+    """The exponential and the status; the norm is rounded as on a GPU."""
     if not a.size:
         return {"out": a, "info": 0}
     with np.errstate(over="ignore"):

@@ -1,4 +1,4 @@
-"""How far an exponential is from right, in units of what roundoff makes of it."""
+"""The error of an exponential, in units of its roundoff."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 __all__ = ["expm", "series"]
 
-LONG = 40  # rows up to which the series is summed in more than double precision, where the machine has that
-TERMS = 24  # of numbers up to 1/2: the rest is below 2^-100
+LONG = 40  # up to this many rows the series uses more than double precision, if the machine has it
+TERMS = 24  # for numbers up to 1/2 the remainder is below 2^-100
 
 
 def expm(request: Any, a: Array, given: Any, found: Any, eps: float) -> Iterator[tuple[str, float]]:
-    """The error of exp(A) = X^(2^s), of X = exp(A / 2^s), in the norm of the largest singular value.
+    """The error of exp(A) = X^(2^s), where X = exp(A / 2^s), in the spectral norm.
 
-    An error of n·eps in each X of that product makes one of n·eps·2^s times the product of the norms of all that is
-    squared, which is no less than any ‖X^i‖·‖X^(2^s - i)‖: Higham, Functions of Matrices (2008), section 10.3. For 2^s
-    stands ‖A‖, for that much an error of n·eps in A makes of it at least (section 10.2). Of normal matrices the product
-    is ‖exp(A)‖.
+    An error of n·eps in each factor X causes an error of n·eps·2^s times the product of the norms of all matrices that
+    are squared, which is at least any ‖X^i‖·‖X^(2^s - i)‖: Higham, Functions of Matrices (2008), section 10.3. 2^s is
+    replaced by ‖A‖, because an error of n·eps in A has at least that effect (section 10.2). For normal matrices the
+    product is ‖exp(A)‖.
     """
     del request, given
     if not a.size:
@@ -41,7 +41,7 @@ def expm(request: Any, a: Array, given: Any, found: Any, eps: float) -> Iterator
 
 
 def largest(x: Array) -> float:
-    """The largest singular value; NaN of what is not finite."""
+    """The largest singular value; NaN if the matrix is not finite."""
     return float(np.linalg.norm(x, 2)) if np.isfinite(x).all() else float("nan")
 
 
@@ -50,9 +50,9 @@ def series(a: Array) -> Array:
     wide = a if len(a) > LONG else a.astype(np.clongdouble if a.dtype.kind == "c" else np.longdouble)
     count = max(0, int(np.ceil(np.log2(max(2 * norm(a), 1.0)))))
     scaled, one = wide / 2.0**count, np.eye(len(a))
-    made = one + scaled / TERMS
+    power = one + scaled / TERMS
     for number in range(TERMS - 1, 0, -1):
-        made = one + scaled @ made / number
+        power = one + scaled @ power / number
     for _ in range(count):
-        made = made @ made
-    return np.asarray(made.astype(a.dtype))
+        power = power @ power
+    return np.asarray(power.astype(a.dtype))

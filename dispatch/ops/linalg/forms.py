@@ -1,4 +1,4 @@
-"""What the cases of linear algebra are made from: forms of matrices, the matrices themselves, and how they are laid."""
+"""The building blocks of the cases of linear algebra: forms, the matrices themselves, and their memory layouts."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ __all__ = [
 
 
 class Form(NamedTuple):
-    """A case: how the matrix is made, its batch and extents, how operands lie, where results go, and the choices.
+    """A case: how the matrix is made, its batch and extents, the layouts of operands and results, and the choices.
 
     `out` is "open" to have results allocated, "rows" or "columns" for memory with gaps and guards, "in place" for the
-    first operand, or the right side of a system. `right` is how many right sides there are, 0 for a vector.
+    first operand, or the right-hand side of a system. `right` is the number of right-hand sides, 0 for a vector.
     """
 
     kind: str
@@ -56,7 +56,7 @@ class Form(NamedTuple):
 def F(
     kind: str, extents: tuple[int, ...], order: str = "rows", out: str = "open", right: int = 3, **choices: Any
 ) -> Form:
-    """A form of its extents (batch…, rows, columns)."""
+    """A form from its extents (batch…, rows, columns)."""
     *batch, rows, cols = extents
     return Form(kind, tuple(batch), rows, cols, order, out, right, tuple(choices.items()))
 
@@ -82,7 +82,7 @@ RANKS = (F("deficient", (11, 8)), F("deficient", (6, 9), "columns", "columns"))
 
 
 def chosen(forms: tuple[Form, ...], name: str, *values: Any) -> tuple[Form, ...]:
-    """Each form with one of the values of a choice, by turns."""
+    """Each form with one of the values of a choice, in rotation."""
     return tuple(
         form._replace(choices=(*form.choices, (name, values[number % len(values)])))
         for number, form in enumerate(forms)
@@ -93,7 +93,7 @@ EVERY = (*SQUARE[:6], SQUARE[10], *OBLONG, *RANKS)
 
 
 def for_single_precision(form: Form) -> Form:
-    """A form whose least singular value single precision can tell, where it hangs on that whether a result is right."""
+    """A form whose least singular value is resolved in single precision, if the correct result depends on it."""
     if form.kind == "hilbert":
         return form._replace(rows=4, cols=4)
     return form._replace(kind="even") if form.kind == "random" else form
@@ -101,7 +101,7 @@ def for_single_precision(form: Form) -> Form:
 
 # -- matrices ---------------------------------------------------------------------------------------------------------
 def normal(rng: np.random.Generator, dtype: Any, shape: tuple[int, ...]) -> Array:
-    """Normal numbers in double precision, complex ones where the dtype is."""
+    """Normal random numbers in double precision, complex ones for a complex dtype."""
     drawn: Array = rng.standard_normal(shape)
     return drawn + 1j * rng.standard_normal(shape) if dtype.is_complex else drawn
 
@@ -112,28 +112,28 @@ def orthonormal(rng: np.random.Generator, dtype: Any, n: int) -> Array:
 
 
 def kahan(n: int) -> Array:
-    """Kahan's: its least singular value is far below what is on its diagonal."""
+    """Kahan's matrix: its least singular value is far below the numbers on its diagonal."""
     sine, cosine = np.sin(1.2), np.cos(1.2)
     upper = np.triu(np.full((n, n), -cosine), 1) + np.eye(n)
     return np.asarray(sine ** np.arange(n)[:, None] * upper)
 
 
 def jordan(n: int) -> Array:
-    """A block that has one eigenvector alone."""
+    """A Jordan block, which has only one eigenvector."""
     return 2 * np.eye(n) + np.eye(n, k=1)
 
 
 def companion(n: int) -> Array:
-    """The matrix of a polynomial, whose roots are its eigenvalues."""
+    """The companion matrix of a polynomial: its eigenvalues are the roots."""
     return np.asarray(np.eye(n, k=-1) + np.eye(n, 1) * np.arange(1.0, n + 1))
 
 
-SIZES_OF_NUMBERS = {"huge": 0.46, "tiny": -0.46}  # powers of the largest: products of two are within range
+SIZES_OF_NUMBERS = {"huge": 0.46, "tiny": -0.46}  # exponents of the largest number: products of two stay in range
 SPECIAL = {"jordan": jordan, "kahan": kahan, "companion": companion}
 
 
 def matrix(kind: str, rows: int, cols: int, dtype: Any, rng: np.random.Generator, *, positive: bool) -> Array:
-    """A matrix of a kind, in double precision; Hermitian and, if need be, positive definite ones are square."""
+    """A matrix of a kind, in double precision; Hermitian and positive definite kinds are square."""
     least = min(rows, cols)
     fall = 1.0 if real_of(dtype) is F32 else 4.0  # powers of 10 that a graded matrix spans
     if not least:
@@ -187,27 +187,27 @@ def matrix(kind: str, rows: int, cols: int, dtype: Any, rng: np.random.Generator
 
 
 def mixed(n: int, dtype: Any, rng: np.random.Generator, number: int) -> Array:
-    """One of a batch of matrices of other norms, from 0 to what is no number."""
-    made = matrix("skew", n, n, dtype, rng, positive=False)
-    made *= (0.0, 1.0, 1e-3, 1e7, 3.0, 30.0, 2.0)[number % 7] / float(np.abs(made).sum(axis=0).max())
+    """One of a batch of matrices of different norms, from 0 to NaN."""
+    a = matrix("skew", n, n, dtype, rng, positive=False)
+    a *= (0.0, 1.0, 1e-3, 1e7, 3.0, 30.0, 2.0)[number % 7] / float(np.abs(a).sum(axis=0).max())
     if number % 7 in (4, 6):
-        made[1, 0] = np.nan if number % 7 == 4 else np.inf
-    return made
+        a[1, 0] = np.nan if number % 7 == 4 else np.inf
+    return a
 
 
 def one_triangle(a: Array, *, lower: bool) -> Array:
-    """One triangle of a Hermitian matrix; NaN in the other, which nobody may read."""
-    kept = np.tri(len(a), dtype=np.bool_) if lower else np.tri(len(a), dtype=np.bool_).T
-    return np.asarray(np.where(kept, a, np.nan))
+    """One triangle of a Hermitian matrix; NaN in the other triangle, which must not be read."""
+    mask = np.tri(len(a), dtype=np.bool_) if lower else np.tri(len(a), dtype=np.bool_).T
+    return np.asarray(np.where(mask, a, np.nan))
 
 
 def place_on_device(device: Device, values: Array, order: str) -> GuardedBuffer:
-    """Values on a device in rows, in columns, or with gaps between all elements of a row; guards around them."""
+    """Values on a device, row-major, column-major, or with gaps between all elements of a row; guards around them."""
     if order != "strided":
         return GuardedBuffer.lay(device, values, columns=order == "columns", padding=3, guard=1)
     *batch, rows, cols = values.shape
     before = np.full((*batch, rows, 2 * cols + 1), np.nan, values.dtype)
     inside = (..., slice(0, rows), slice(0, 2 * cols, 2))
     before[inside] = values
-    whole = device.array(before)
-    return GuardedBuffer(whole[inside], whole, before, inside)
+    memory = device.array(before)
+    return GuardedBuffer(memory[inside], memory, before, inside)

@@ -1,4 +1,4 @@
-"""The request of products with Q of A = Q·R, which is not formed."""
+"""The request of products with Q of A = Q·R, without forming Q."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["QrMultiplyRequest", "QrSide"]
 
 
 class QrSide(Choice):
-    """On which side of a product Q stands: LEFT Q·C, RIGHT C·Q."""
+    """The side of Q in a product: LEFT Q·C, RIGHT C·Q."""
 
     LEFT = 0
     RIGHT = 1
@@ -26,17 +26,17 @@ class QrSide(Choice):
 
 @dataclass(frozen=True, eq=False)
 class QrMultiplyRequest(LinalgRequest["tuple[Tensor, Tensor]"]):
-    """Q·C or C·Q, of A = Q·R, by `geqrf` and `ormqr` or `unmqr`, without forming Q; gives back (out, r).
+    """Q·C or C·Q, where A = Q·R, by `geqrf` and `ormqr` or `unmqr`, without forming Q; returns (out, r).
 
     Attributes:
         a: (…, m, n); k is the smaller of the two, and Q has k columns.
         c: (…, k, p) for LEFT, (…, p, m) for RIGHT.
         mode: LEFT or RIGHT.
-        out: (…, m, p) for LEFT, (…, p, k) for RIGHT; left open, its columns lie one behind another.
-        r: (…, k, n), an upper triangle; left open, its columns lie one behind another.
+        out: (…, m, p) for LEFT, (…, p, k) for RIGHT; by default it is column-major.
+        r: (…, k, n), an upper triangle; by default it is column-major.
 
-    R's diagonal may have any sign, and Q's columns with it. A NaN spreads into all that comes out, but one in the last
-    place of a real square matrix into R alone. The matrices of a batch are taken one after another.
+    R's diagonal, and Q's columns with it, may have any sign. A NaN spreads into all results, except that a NaN in the
+    last element of a real square matrix spreads into R only. The matrices of a batch are processed one after another.
     """
 
     op: ClassVar[str] = "qr_multiply"
@@ -53,13 +53,13 @@ class QrMultiplyRequest(LinalgRequest["tuple[Tensor, Tensor]"]):
         check_matrix("a", self.a)
         a, c, (rows, cols) = self.a, self.c, self.a.shape[-2:]
         is_left = self.mode is QrSide.LEFT
-        wanted = f"{min(rows, cols)}, p" if is_left else f"p, {rows}"
-        given = c.shape[-2:-1] if is_left else c.shape[-1:]
-        sound = c.ndim == a.ndim and c.shape[:-2] == a.shape[:-2] and given == (min(rows, cols) if is_left else rows,)
+        expected = f"{min(rows, cols)}, p" if is_left else f"p, {rows}"
+        actual = c.shape[-2:-1] if is_left else c.shape[-1:]
+        sound = c.ndim == a.ndim and c.shape[:-2] == a.shape[:-2] and actual == (min(rows, cols) if is_left else rows,)
         if c.dtype is not a.dtype or not sound:
             leading = "".join(f"{extent}, " for extent in a.shape[:-2])
             product = "Q·C" if is_left else "C·Q"
-            raise BadRequest("c", str(c.layout), f"{a.dtype}[{leading}{wanted}], for {product} of a {list(a.shape)}")
+            raise BadRequest("c", str(c.layout), f"{a.dtype}[{leading}{expected}], for {product} of a {list(a.shape)}")
         check_extents("c", c)
 
     def outputs(self) -> dict[str, Output]:

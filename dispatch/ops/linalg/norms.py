@@ -1,4 +1,4 @@
-"""Errors in units of n·eps, and the matrices that triangles stand for; all in double precision."""
+"""Errors in units of n·eps, and the full matrices of triangles; all in double precision."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ __all__ = [
     "zero_or_inf",
 ]
 
-THRESHOLD = 30.0  # what LAPACK's testers allow
+THRESHOLD = 30.0  # the limit of LAPACK's test programs
 
 
 def hermitian_matrix(a: Array, *, lower: bool) -> Array:
-    """The Hermitian matrix of which a triangle is given; its diagonal is real."""
+    """The Hermitian matrix for one of its triangles; its diagonal is real."""
     below = a if lower else a.conj().T
     strict = np.where(np.tri(len(a), k=-1, dtype=np.bool_), below, 0)
-    made: Array = strict + strict.conj().T + np.diag(np.diag(a).real)
-    return made
+    matrix: Array = strict + strict.conj().T + np.diag(np.diag(a).real)
+    return matrix
 
 
 def norm(x: Array) -> float:
-    """The largest sum of magnitudes of a column."""
+    """The largest absolute column sum."""
     return float(np.abs(x).sum(axis=0).max()) if x.size else 0.0
 
 
@@ -45,40 +45,40 @@ def scaled_error(error: Array, size: float, eps: float, n: int) -> float:
 
 
 def scaled_iteration_error(error: Array, size: float, eps: float, n: int) -> float:
-    """An error in units of n·eps of a size, that of where the QR iteration of a bidiagonal matrix ends aside.
+    """An error in units of n·eps of a size, without the part where the QR iteration of a bidiagonal matrix ends.
 
-    LAPACK's bdsqr neglects what is below max(10, min(100, eps^(-1/8))) eps beside its neighbours, whatever n is: 99
-    roundoffs of f64, 10 of f32. Of 30,000 matrices of 5 rows with repeated singular values LAPACK's own residuals were
-    above 30 n·eps in 3, at most 32.8. Its testers allow 50, and of twice this eps.
+    LAPACK's bdsqr neglects numbers below max(10, min(100, eps^(-1/8))) eps relative to their neighbours, for any n: 99
+    roundoffs of f64, 10 of f32. For 30,000 matrices of 5 rows with repeated singular values LAPACK's own residuals were
+    above 30 n·eps in 3 cases, at most 32.8. Its test programs allow 50, with an eps that is twice this one.
     """
     ends = max(10.0, min(100.0, float(eps**-0.125)))
     return scaled_error(error, size, eps, n) * n / (n + ends / THRESHOLD)
 
 
 def orthonormality_error(x: Array, eps: float) -> float:
-    """How far columns are from orthonormal."""
+    """The distance of columns from orthonormality."""
     return scaled_error(x.conj().T @ x - np.eye(x.shape[1]), 1.0, eps, max(x.shape))
 
 
 def zero_or_inf(x: Array) -> float:
-    """0 where all are 0, else infinity."""
+    """0 if all are 0, otherwise infinity."""
     return 0.0 if not x.any() else np.inf
 
 
 def standard_form(a: Array, b: Array, problem: int) -> Array:
-    """The Hermitian matrix that has the eigenvalues of a pair: L⁻¹·A·L⁻ᴴ for problem 1, else Lᴴ·A·L, of B = L·Lᴴ."""
+    """The Hermitian matrix with the eigenvalues of a pair: L⁻¹·A·L⁻ᴴ for problem 1, otherwise Lᴴ·A·L; B = L·Lᴴ."""
     factor = np.linalg.cholesky(b)
     if problem == 1:
         half_way = np.linalg.solve(factor, a)
-        made = np.linalg.solve(factor, half_way.conj().T)
+        product = np.linalg.solve(factor, half_way.conj().T)
     else:
-        made = factor.conj().T @ a @ factor
-    found: Array = (made + made.conj().T) / 2
-    return found
+        product = factor.conj().T @ a @ factor
+    matrix: Array = (product + product.conj().T) / 2
+    return matrix
 
 
 def solve_errors(a: Array, b: Array, x: Array, eps: float) -> Iterator[tuple[str, float]]:
-    """What is left of A·x = b, of each column."""
+    """The residual of A·x = b, for each column."""
     b, x = (one[:, None] if one.ndim == 1 else one for one in (b, x))
     size, left = norm(a), a @ x - b
     for column in range(x.shape[1]):

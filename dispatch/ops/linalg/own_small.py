@@ -1,7 +1,7 @@
-"""Factorizations and systems of matrices of up to 64 rows by kernels of this library: one launch, whatever the layout.
+"""Factorizations and systems of matrices of up to 64 rows by kernels of this library: one launch, for any layout.
 
-cuSOLVER and cuBLAS take several calls, with copies between them: of one small matrix, and of many, these are most of
-the time.
+cuSOLVER and cuBLAS need several calls, with copies between them, which take most of the time for one small matrix and
+for many.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ __all__ = ["kernel_of", "plan"]
 
 
 def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
-    """The plan of a request, as the rows' rules have it: one launch."""
+    """The plan of a request that the rows' rules allow: one launch."""
     return kernel_of(request)(request, executor, row)
 
 
 def kernel_of(request: Any) -> Kernel:
-    """The kernel that carries out a request, with its launch."""
+    """The kernel for a request, with its launch."""
     return _kernel(VARIANTS[request.op](request))
 
 
@@ -43,7 +43,7 @@ def _kernel(variant: Variant) -> Kernel:
 
 
 def launch_of(variant: Variant, request: Any) -> Launch:
-    """One group of threads for each matrix; of operands without elements the status alone is written."""
+    """One group of threads for each matrix; for operands without elements only the status is written."""
     batch = count_of(request.batch)
     values = VALUES[request.op](request)
     return Launch(
@@ -61,75 +61,75 @@ def matrix(request: Any, name: str) -> Matrix:
 
 
 def rows_of(request: Any) -> ctypes.c_int:
-    """The rows of each matrix, 0 where an operand has no element."""
+    """The number of rows of each matrix, 0 if an operand has no element."""
     has_elements = all(request.layout_of(name).size for name in request.reads)
     return ctypes.c_int(request.matrices.shape[-1] if has_elements else 0)
 
 
 def factor_variant(function: str, request: Any) -> Variant:
-    """The variant of a kernel that gives factors."""
+    """The variant of a kernel that factorizes."""
     return Variant(function, request.matrices.dtype, width_of(request.matrices.shape[-1]))
 
 
 def system_variant(function: str, request: Any) -> Variant:
-    """The variant of a kernel that solves for right sides."""
+    """The variant of a kernel that solves for right-hand sides."""
     return factor_variant(function, request)._replace(columns=columns_of(sides_of(request)))
 
 
 def sides_of(request: Any) -> int:
-    """How many right sides there are: of an inverse the columns of the identity."""
+    """The number of right-hand sides; for an inverse the columns of the identity."""
     sides: int = request.matrices.shape[-1] if request.op == "inv" else matrix(request, "b").cols
     return sides
 
 
 # -- factors ----------------------------------------------------------------------------------------------------------
 def half(request: Any, name: str) -> Strides:
-    """The strides of a matrix of which the lower triangle is meant: the upper one is that of the transposed matrix."""
-    found = matrix(request, name)
-    return Strides.of(found if request.lower else found.mT)
+    """The strides of a matrix whose lower triangle is read; an upper one is that of the transposed matrix."""
+    a = matrix(request, name)
+    return Strides.of(a if request.lower else a.mT)
 
 
 def cholesky_values(request: Any) -> tuple[Any, ...]:
-    """U is, transposed, the L of the transposed matrix."""
+    """The arguments of Cholesky; U is the transpose of the L of the transposed matrix."""
     return half(request, "a"), half(request, "out"), rows_of(request)
 
 
 def general_values(request: Any) -> tuple[Any, ...]:
-    """From a matrix another one."""
+    """The arguments of a kernel with one input and one output matrix."""
     return Strides.of(matrix(request, "a")), Strides.of(matrix(request, "out")), rows_of(request)
 
 
 # -- systems ----------------------------------------------------------------------------------------------------------
 def system_values(request: Any, of: Strides) -> tuple[Any, ...]:
-    """From a matrix and right sides."""
+    """The arguments of a kernel with a matrix and right-hand sides."""
     b, out = matrix(request, "b"), matrix(request, "out")
     return of, Strides.of(b), Strides.of(out), rows_of(request), ctypes.c_int(b.cols)
 
 
 def positive_values(request: Any, name: str = "a") -> tuple[Any, ...]:
-    """An upper triangle is that of the lower one's conjugate, once it is transposed."""
+    """The arguments of a positive definite system; an upper triangle, transposed, is the conjugate of the lower one."""
     return *system_values(request, half(request, name)), ctypes.c_int(not request.lower)
 
 
 def is_positive(request: Any) -> bool:
-    """Whether a system's matrix is positive definite."""
+    """Whether the matrix of a system is positive definite."""
     return request.assume_a is MatrixKind.POS
 
 
 def solve_variant(request: Any) -> Variant:
-    """That of LU, or of Cholesky's method."""
+    """The variant of the LU or of the Cholesky kernel."""
     return system_variant("solve_positive" if is_positive(request) else "solve", request)
 
 
 def solve_values(request: Any) -> tuple[Any, ...]:
-    """Those of either kernel."""
+    """The arguments of the LU or of the Cholesky kernel."""
     if is_positive(request):
         return positive_values(request)
     return system_values(request, Strides.of(matrix(request, "a")))
 
 
 def lu_solve_values(request: Any) -> tuple[Any, ...]:
-    """With which of the matrix, its transpose and its conjugate transpose behind the others."""
+    """The arguments, followed by the choice of the matrix, its transpose or its conjugate transpose."""
     return *system_values(request, Strides.of(matrix(request, "lu"))), ctypes.c_int(request.trans)
 
 

@@ -1,4 +1,4 @@
-"""What LAPACK's packed form of L·D·Lᴴ stands for: its blocks, the order of rows, and the factors one by one."""
+"""Conversion of LAPACK's packed form of L·D·Lᴴ: its blocks, the row order, and the separate factors."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ __all__ = ["are_sound", "blocks", "expanded", "mirrored"]
 
 
 def mirrored(a: Array, *, lower: bool, hermitian: bool) -> Array:
-    """The symmetric or Hermitian matrix of which a triangle is given; of a Hermitian one the diagonal is real."""
+    """The symmetric or Hermitian matrix for one of its triangles; a Hermitian one has a real diagonal."""
     below = a if lower else a.T
     strict = np.where(np.tri(len(a), k=-1, dtype=np.bool_), below, 0)
     diagonal = np.diag(a)
     if not hermitian:
         return np.asarray(strict + strict.T + np.diag(diagonal))
-    made = strict if lower else strict.conj()
-    return np.asarray(made + made.conj().T + np.diag(diagonal.real))
+    mirror = strict if lower else strict.conj()
+    return np.asarray(mirror + mirror.conj().T + np.diag(diagonal.real))
 
 
 def blocks(pivots: Array) -> list[tuple[int, int]]:
     """The first and the last row of each block on D's diagonal."""
-    found, row = [], 0
+    rows, row = [], 0
     while row < len(pivots):
         last = row + (pivots[row] < 0)
-        found.append((row, int(last)))
+        rows.append((row, int(last)))
         row = int(last) + 1
-    return found
+    return rows
 
 
 def are_sound(pivots: Array, *, lower: bool) -> bool:
-    """Whether pivots name rows that elimination has not passed, in pairs where they are negative."""
+    """Whether pivots are rows that elimination has not passed, in pairs if they are negative."""
     n = len(pivots)
     for first, last in blocks(pivots):
         if last >= n or pivots[first] != pivots[last]:
@@ -46,10 +46,10 @@ def are_sound(pivots: Array, *, lower: bool) -> bool:
 
 
 def expanded(packed: Array, pivots: Array, *, lower: bool, hermitian: bool) -> tuple[Array, Array, Array]:
-    """The outer factor with its rows where A's are, D, and the order of rows in which the factor is a triangle.
+    """The outer factor with its rows in A's order, D, and the row order in which the factor is triangular.
 
-    What is eliminated last was exchanged last: a column takes part in the exchanges of its own block and of those
-    that were eliminated before.
+    The block that is eliminated last was exchanged last: a column takes part in the exchanges of its own block and of
+    those that were eliminated before.
     """
     n = len(packed)
     outer = (np.tril(packed, -1) if lower else np.triu(packed, 1)) + np.eye(n)
@@ -62,9 +62,9 @@ def expanded(packed: Array, pivots: Array, *, lower: bool, hermitian: bool) -> t
         exchanges.append((row, abs(int(pivots[row])) - 1, slice(first, n) if lower else slice(0, last + 1)))
         if first != last:
             at = (last, first) if lower else (first, last)
-            beside = packed[at]
-            outer[at], d[at] = 0, beside
-            d[at[::-1]] = beside.conj() if hermitian else beside
+            off_diagonal = packed[at]
+            outer[at], d[at] = 0, off_diagonal
+            d[at[::-1]] = off_diagonal.conj() if hermitian else off_diagonal
     for row, other, _ in exchanges:
         order[[row, other]] = order[[other, row]]
     for row, other, columns in reversed(exchanges):

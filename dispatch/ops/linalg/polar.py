@@ -17,16 +17,16 @@ __all__ = ["PolarRequest", "PolarSide"]
 
 @dataclass(frozen=True, eq=False)
 class PolarRequest(LinalgRequest["tuple[Tensor, ...]"]):
-    """A = U·P, or A = P·U, by `gesvd` and products; gives back (u, p, info).
+    """A = U·P, or A = P·U, by `gesvd` and products; returns (u, p, info).
 
     Attributes:
         a: (…, m, n).
-        side: where P stands: RIGHT of U or LEFT.
-        u: (…, m, n), of orthonormal columns, or rows where m < n; left open, its columns lie one behind another.
-        p: (…, n, n) for RIGHT, (…, m, m) for LEFT: Hermitian but for roundoff, without negative eigenvalues.
-        info: i32, one for each matrix: 0, or above 0 where `gesvd` did not converge, and then u and p are NaN.
+        side: the side of P: RIGHT of U or LEFT.
+        u: (…, m, n), of orthonormal columns, or rows if m < n; by default it is column-major.
+        p: (…, n, n) for RIGHT, (…, m, m) for LEFT: Hermitian up to roundoff, without negative eigenvalues.
+        info: i32, one for each matrix: 0, or above 0 if `gesvd` did not converge; u and p are then NaN.
 
-    Of a matrix without full rank U is one of several. A NaN gives NaN, with an info above 0 or without.
+    Without full rank U is not unique. A NaN gives NaN; info may or may not be above 0.
     """
 
     op: ClassVar[str] = "polar"

@@ -1,6 +1,6 @@
-"""Linear algebra by LAPACK as SciPy has it: what the host computes, and in double precision what is right.
+"""Linear algebra by LAPACK through SciPy: the host's implementation, and in double precision the reference.
 
-Results are by name; those of matrices whose status is not 0 are NaN, as on a GPU.
+Results are by name; if the status of a matrix is not 0 its results are NaN, as on a GPU.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 __all__ = ["RIGHT_EVEN_SO", "evaluate", "lapack", "scipy_linalg"]
 
-RIGHT_EVEN_SO = ("lu_factor", "ldl")  # whose results stay where the status is not 0
+RIGHT_EVEN_SO = ("lu_factor", "ldl")  # their results stay valid if the status is not 0
 NEEDS_SCIPY = "needs SciPy on the host, which is not installed: pip install 'cudabind[host]'"
 
 
 def scipy_linalg(request: Any, executor: object, row: Row) -> NumpyPlan:
-    """A plan that computes with SciPy's LAPACK; Refused where SciPy is not installed."""
+    """A plan that computes with SciPy's LAPACK; Refused if SciPy is not installed."""
     del request, executor
     try:
-        import scipy.linalg.lapack  # noqa: F401  # looked for now, used by the plan
+        import scipy.linalg.lapack  # noqa: F401  # checked now, used by the plan
     except ImportError as error:
         raise Refused(NEEDS_SCIPY, Kind.RULE) from error
     return NumpyPlan(row, evaluate, work_of(F64 if row.dtypes[0] in (F64, C128) else row.dtypes[0]))
@@ -46,21 +46,21 @@ def evaluate(request: Any, work: np.dtype[Any]) -> Results:
     arrays = {name: np.asarray(tensor) for name, tensor, written in request.tensors() if not written}
     first = arrays[request.reads[0]]
     dtype = np.result_type(work, np.complex64) if first.dtype.kind == "c" else work
-    given = {n: one.astype(dtype) if one.dtype.kind in "fc" else one for n, one in arrays.items()}
+    operands = {n: one.astype(dtype) if one.dtype.kind in "fc" else one for n, one in arrays.items()}
     outputs = request.outputs()
     kinds = {"f": work, "c": np.result_type(work, np.complex64)}
-    found = {n: np.zeros(o.shape, kinds.get(o.dtype.numpy.kind, o.dtype.numpy)) for n, o in outputs.items()}
+    results = {n: np.zeros(o.shape, kinds.get(o.dtype.numpy.kind, o.dtype.numpy)) for n, o in outputs.items()}
     if request.op in BATCHED:
-        with np.errstate(all="ignore"):  # what overflows, underflows or is NaN is the result
-            return {n: one.astype(found[n].dtype) for n, one in BATCHED[request.op](request, **given).items()}
+        with np.errstate(all="ignore"):  # overflow, underflow and NaN are valid results
+            return {n: one.astype(results[n].dtype) for n, one in BATCHED[request.op](request, **operands).items()}
     for place in np.ndindex(request.batch):
-        one = MEANING[request.op](request, *(given[name][place] for name in request.reads))
+        one = MEANING[request.op](request, *(operands[name][place] for name in request.reads))
         for name in outputs:
-            if one.get("info", 0) and found[name].dtype.kind in kinds and request.op not in RIGHT_EVEN_SO:
-                found[name][place] = complex(np.nan, np.nan) if found[name].dtype.kind == "c" else np.nan
+            if one.get("info", 0) and results[name].dtype.kind in kinds and request.op not in RIGHT_EVEN_SO:
+                results[name][place] = complex(np.nan, np.nan) if results[name].dtype.kind == "c" else np.nan
             else:
-                found[name][place] = one[name]
-    return found
+                results[name][place] = one[name]
+    return results
 
 
 def _cholesky(request: Any, a: Array) -> dict[str, Any]:
@@ -92,13 +92,13 @@ def _lu_solve(request: Any, lu: Array, pivots: Array, b: Array) -> dict[str, Any
 
 
 def _check_pivots(pivots: Array) -> None:
-    """BadRequest for pivots that LAPACK would take for places outside of the matrix."""
+    """BadRequest for pivots that LAPACK would use as rows outside the matrix."""
     if pivots.min() < 1 or pivots.max() > len(pivots):
         from dispatch.errors import BadRequest
 
-        wanted = f"places from 1 to {len(pivots)}, as `lu_factor` counts"
+        expected = f"places from 1 to {len(pivots)}, as `lu_factor` counts"
         raise BadRequest(
-            "pivots", f"places from {pivots.min()} to {pivots.max()}", wanted, "SciPy's pivots are less by 1"
+            "pivots", f"places from {pivots.min()} to {pivots.max()}", expected, "SciPy's pivots are less by 1"
         )
 
 
@@ -120,17 +120,17 @@ def _solve(request: Any, a: Array, b: Array) -> dict[str, Any]:
 
 def _qr(request: Any, a: Array) -> dict[str, Any]:
     (rows, cols), least = a.shape, min(a.shape)
-    kept = rows if request.mode is QrMode.COMPLETE else least
+    count = rows if request.mode is QrMode.COMPLETE else least
     if not a.size:
-        return {"q": np.eye(rows, kept), "r": np.zeros((kept, cols)), "h": a, "tau": np.zeros(0)}
+        return {"q": np.eye(rows, count), "r": np.zeros((count, cols)), "h": a, "tau": np.zeros(0)}
     h, tau, *_ = lapack("geqrf", a.dtype)(a)
-    found = {"h": h, "tau": tau, "r": np.triu(h[:kept])}
+    results = {"h": h, "tau": tau, "r": np.triu(h[:count])}
     if request.mode in (QrMode.REDUCED, QrMode.COMPLETE):
-        room = np.zeros((rows, kept), a.dtype, order="F")
-        room[:, :least] = h[:, :least]
+        work = np.zeros((rows, count), a.dtype, order="F")
+        work[:, :least] = h[:, :least]
         name = "ungqr" if a.dtype.kind == "c" else "orgqr"
-        found["q"] = lapack(name, a.dtype)(room, tau)[0]
-    return found
+        results["q"] = lapack(name, a.dtype)(work, tau)[0]
+    return results
 
 
 ONE: dict[str, Callable[..., dict[str, Any]]] = {
@@ -146,10 +146,10 @@ ONE: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 def _refined(name: str) -> Callable[..., dict[str, Any]]:
-    """The meaning of an op whose solution is refined: that of another, in no steps."""
+    """The implementation of an op whose solution is refined: the op without refinement, with 0 steps."""
 
     def meaning(request: Any, *given: Array) -> dict[str, Any]:
-        if not all(np.isfinite(one).all() for one in given):  # no step makes less of that
+        if not all(np.isfinite(one).all() for one in given):  # refinement steps do not change that
             nan = complex(np.nan, np.nan) if given[0].dtype.kind == "c" else np.nan
             return {"out": nan, "residuals": np.nan, "iterations": 0, "info": 0}
         return {**(ONE | DERIVED)[name](request, *given), "iterations": 0}

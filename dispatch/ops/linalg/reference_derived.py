@@ -1,4 +1,4 @@
-"""What comes out of a factorization, by LAPACK as SciPy has it: results by name, of one matrix at a time or of all."""
+"""Results derived from factorizations, by LAPACK through SciPy: by name, for one matrix at a time or for all."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["BATCHED", "DERIVED"]
 
 WORK = 64  # columns of LAPACK's workspace
-MOST_FACTORS = 512  # of at least 0.5: their product and one more factor are above 2^-514
+MOST_FACTORS = 512  # factors of at least 0.5: the product with one more factor is above 2^-514
 FARTHEST = 10_000  # the largest exponent that matters: any number of f64 times 2^10,000 is infinite or 0
 ORDERS: dict[NormOrder, Any] = {
     NormOrder.FRO: "fro",
@@ -43,15 +43,15 @@ def _inv(request: Any, a: Array) -> dict[str, Any]:
     if request.assume_a is InverseKind.POS:
         c, info = lapack("potrf", a.dtype)(a, lower=request.lower)
         half = a if info else lapack("potri", a.dtype)(c, lower=request.lower)[0]
-        kept = np.tril(half, -1) if request.lower else np.triu(half, 1)
-        return {"out": kept + kept.conj().T + np.diag(np.diag(half).real), "info": info}
+        strict = np.tril(half, -1) if request.lower else np.triu(half, 1)
+        return {"out": strict + strict.conj().T + np.diag(np.diag(half).real), "info": info}
     lower = request.assume_a is InverseKind.LOWER
     out, info = lapack("trtri", a.dtype)(np.tril(a) if lower else np.triu(a), lower=lower)
     return {"out": out, "info": info}
 
 
 def _diagonals(a: Array) -> Array:
-    """U's diagonals of P·A = L·U for a batch of matrices, with a minus where rows were exchanged."""
+    """The diagonals of U of P·A = L·U for a batch of matrices, with the sign changed for each row exchange."""
     factors = np.ones(a.shape[:-1], a.dtype)
     for place in np.ndindex(a.shape[:-2]) if a.size else ():
         lu, pivots, _ = lapack("getrf", a.dtype)(a[place])
@@ -60,29 +60,29 @@ def _diagonals(a: Array) -> Array:
 
 
 def _scaled(numbers: Array) -> tuple[Array, Array]:
-    """Numbers whose larger part is in [0.5, 1), and the exponents of 2 to multiply them with.
+    """Numbers whose larger part is in [0.5, 1), and the exponents of 2 to multiply them by.
 
-    What is 0, infinite or NaN stays as it is.
+    Numbers that are 0, infinite or NaN are unchanged.
     """
     is_complex = numbers.dtype.kind == "c"
     size = np.maximum(np.abs(numbers.real), np.abs(numbers.imag)) if is_complex else numbers
-    found, power = np.frexp(size)
-    power = np.where(np.isfinite(size), power, 0)  # C leaves that of an infinity and of NaN open
-    return _times_power(numbers, -power) if is_complex else found, power.astype(np.int64)
+    mantissa, power = np.frexp(size)
+    power = np.where(np.isfinite(size), power, 0)  # in C it is unspecified for infinities and NaN
+    return _times_power(numbers, -power) if is_complex else mantissa, power.astype(np.int64)
 
 
 def _times_power(numbers: Array, power: Array) -> Array:
-    """Numbers times 2^power, each rounded once: a part that is too large is infinite, one that is too small is 0."""
+    """Numbers times 2^power, each rounded once: a part that is too large becomes infinite, one that is too small 0."""
     power = np.clip(power, -FARTHEST, FARTHEST).astype(np.int32)
-    found = np.empty_like(numbers)
-    found.real = np.ldexp(numbers.real, power)
+    result = np.empty_like(numbers)
+    result.real = np.ldexp(numbers.real, power)
     if numbers.dtype.kind == "c":
-        found.imag = np.ldexp(numbers.imag, power)
-    return found
+        result.imag = np.ldexp(numbers.imag, power)
+    return result
 
 
 def _product(factors: Array) -> tuple[Array, Array]:
-    """The products along the last axis, and the exponents of 2 to multiply them with: no partial one overflows."""
+    """The products along the last axis, and the exponents of 2 to multiply them by: nothing overflows."""
     numbers, powers = _scaled(factors)
     product, power = np.ones(factors.shape[:-1], factors.dtype), powers.sum(axis=-1)
     for first in range(0, factors.shape[-1], MOST_FACTORS):
@@ -101,7 +101,7 @@ def _slogdet(request: Any, a: Array) -> dict[str, Any]:
 
 def _det(request: Any, a: Array) -> dict[str, Any]:
     del request
-    wide = a.astype(np.result_type(a.dtype, np.float64))  # as on a GPU: only what is itself too large is infinite
+    wide = a.astype(np.result_type(a.dtype, np.float64))  # as on a GPU: infinite only if the result is too large
     return {"det": _times_power(*_product(_diagonals(wide))) + 0.0}  # -0 of a singular matrix becomes 0
 
 
@@ -119,7 +119,7 @@ def _matrix_norm(request: Any, a: Array) -> dict[str, Any]:
 
 
 def _cutoff(request: Any, a: Array) -> float:
-    """The share of the largest singular value up to which others count as 0: of the dtype that was given."""
+    """The fraction of the largest singular value up to which others count as 0, for the dtype of the operand."""
     if request.rtol is not None:
         return float(request.rtol)
     return float(max(a.shape) * np.finfo(request.a.dtype.numpy).eps)
@@ -133,8 +133,8 @@ def _decomposed(a: Array) -> tuple[Array, Array, Array, int]:
 
 
 def _reciprocals(s: Array, share: float) -> tuple[Array, int]:
-    kept = s > share * s[0]
-    return np.divide(1, s, out=np.zeros_like(s), where=kept), int(kept.sum())
+    significant = s > share * s[0]
+    return np.divide(1, s, out=np.zeros_like(s), where=significant), int(significant.sum())
 
 
 def _matrix_rank(request: Any, a: Array) -> dict[str, Any]:
@@ -209,9 +209,9 @@ def _orgqr(request: Any, h: Array, tau: Array) -> dict[str, Any]:
     rows, columns = request.outputs()["q"].shape[-2:]
     if not tau.size:
         return {"q": np.eye(rows, columns)}
-    room = np.zeros((rows, columns), h.dtype, order="F")
-    room[:, : len(tau)] = h[:, : len(tau)]
-    return {"q": lapack("ungqr" if h.dtype.kind == "c" else "orgqr", h.dtype)(room, tau)[0]}
+    work = np.zeros((rows, columns), h.dtype, order="F")
+    work[:, : len(tau)] = h[:, : len(tau)]
+    return {"q": lapack("ungqr" if h.dtype.kind == "c" else "orgqr", h.dtype)(work, tau)[0]}
 
 
 def _ormqr(request: Any, h: Array, tau: Array, c: Array) -> dict[str, Any]:
@@ -236,4 +236,4 @@ DERIVED: dict[str, Callable[..., dict[str, Any]]] = {
     "expm": expm,
 }
 
-BATCHED: dict[str, Callable[..., dict[str, Any]]] = {"det": _det, "slogdet": _slogdet}  # of all matrices at once
+BATCHED: dict[str, Callable[..., dict[str, Any]]] = {"det": _det, "slogdet": _slogdet}  # for all matrices at once

@@ -1,6 +1,6 @@
-"""The requests of systems and least squares whose factors are of lower precision, and whose solution is refined.
+"""The requests of systems and least squares with factors of lower precision and iterative refinement.
 
-They are ops of their own beside `solve` and `lstsq`: they give back another result, how many steps it took, and wait.
+They are separate ops, not options of `solve` and `lstsq`: they also return the number of steps, and they wait.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ VECTOR = 1  # axes
 
 
 class FactorPrecision(Choice):
-    """What a matrix is factorized in: F32, only of f64 and c128; TF32, with 11 bits; BF16, with 8; F16, with 11.
+    """The precision of the factors: F32, only for f64 and c128; TF32, with 11 bits; BF16, with 8; F16, with 11.
 
     F16 overflows above 65504; the others have the range of single precision.
     """
@@ -45,9 +45,9 @@ class FactorPrecision(Choice):
 
 
 class Refinement(Choice):
-    """How a solution is refined: GMRES, also where the condition is bad; CLASSICAL, by residuals.
+    """The refinement method: GMRES, also for badly conditioned matrices; CLASSICAL, by residuals.
 
-    GMRES takes one right side, and on a GPU square matrices.
+    GMRES supports one right-hand side, and on a GPU only square matrices.
     """
 
     GMRES = 0
@@ -58,22 +58,25 @@ class Refinement(Choice):
 class RefinedSolveRequest(LinalgRequest["tuple[Tensor, Tensor, Tensor]"]):
     """The x of A·x = b by LU in lower precision and iterative refinement, by `IRSXgesv`.
 
-    It gives back (out, iterations, info).
+    It returns (out, iterations, info).
 
     Attributes:
-        a: (…, n, n); it is copied, and stays as it is.
+        a: (…, n, n); it is copied and not modified.
         b: (…, n, k), or (n,) for one matrix.
-        precision: what A is factorized in: F32, TF32, BF16 or F16; left open F32 for f64 and c128, else TF32.
-        refinement: GMRES or CLASSICAL; left open GMRES for one right side, which is all that it takes, else CLASSICAL.
-        max_iterations: how many steps are tried.
-        out: x, of b's shape, as exact as that of `solve`; left open, its columns lie one behind another.
-        iterations: i32, one for each matrix: how many steps it took; below 0 where they did not get there, for the
-            condition of A or its range, and A was factorized once more in its own precision.
-        info: i32, one for each matrix: 0, or as `lu_factor` has it, and then x is NaN.
+        precision: the precision of the factors: F32, TF32, BF16 or F16; by default F32 for f64 and c128, otherwise
+            TF32.
+        refinement: GMRES or CLASSICAL; by default GMRES for one right-hand side, which is its limit, otherwise
+            CLASSICAL.
+        max_iterations: the maximum number of steps.
+        out: x, of b's shape, as exact as that of `solve`; by default it is column-major.
+        iterations: i32, one for each matrix: the number of steps; below 0 if they did not converge, because of the
+            condition of A or its range, and A was factorized again in its own precision.
+        info: i32, one for each matrix: 0, or as for `lu_factor`; x is then NaN.
 
-    Meant to be faster than `solve` on large matrices of moderate condition; where it falls back it is slower. The
-    matrices of a batch are taken one after another. The host looks at each step, so that a call waits for the GPU and
-    cannot be captured, and no autotune takes it instead of `solve`. On the host x is LAPACK's, and no step is taken.
+    It is intended to be faster than `solve` for large matrices of moderate condition; if it falls back it is slower.
+    The matrices of a batch are processed one after another. The host reads the result of each step, so a call waits for
+    the GPU and cannot be captured, and autotune never selects it instead of `solve`. On the host x is LAPACK's, with 0
+    steps.
     """
 
     op: ClassVar[str] = "refined_solve"
@@ -101,21 +104,21 @@ class RefinedSolveRequest(LinalgRequest["tuple[Tensor, Tensor, Tensor]"]):
 
 @dataclass(frozen=True, eq=False)
 class RefinedLstsqRequest(LinalgRequest["tuple[Tensor, Tensor, Tensor, Tensor]"]):
-    """The x for which ‖b - A·x‖ is least, by QR in lower precision and iterative refinement (`IRSXgels`).
+    """The x that minimizes ‖b - A·x‖, by QR in lower precision and iterative refinement (`IRSXgels`).
 
-    It gives back (out, residuals, iterations, info).
+    It returns (out, residuals, iterations, info).
 
     Attributes:
-        a: (…, m, n) of full rank, with as many rows as columns or more; it is copied, and stays as it is.
+        a: (…, m, n) of full rank, with at least as many rows as columns; it is copied and not modified.
         b: (…, m, k), or (m,) for one matrix.
-        precision, max_iterations: as `refined_solve` has them.
-        refinement: GMRES or CLASSICAL; left open GMRES for square matrices and one right side, which is all that it
-            takes on a GPU, else CLASSICAL.
+        precision, max_iterations: as for `refined_solve`.
+        refinement: GMRES or CLASSICAL; by default GMRES for square matrices and one right-hand side, which is its limit
+            on a GPU, otherwise CLASSICAL.
         out: x, (…, n, k) or (n,).
-        residuals: real (…, k), or () for a vector: ‖b - A·x‖² of each column; empty, (…, 0), of square matrices.
-        iterations, info: as `refined_solve` has them, the status that of `lstsq` with GELS.
+        residuals: real (…, k), or () for a vector: ‖b - A·x‖² of each column; empty, (…, 0), for square matrices.
+        iterations, info: as for `refined_solve`; the status is that of `lstsq` with GELS.
 
-    As `refined_solve`, it waits for the GPU.
+    As for `refined_solve`, a call waits for the GPU.
     """
 
     op: ClassVar[str] = "refined_lstsq"
@@ -152,14 +155,14 @@ class RefinedLstsqRequest(LinalgRequest["tuple[Tensor, Tensor, Tensor, Tensor]"]
 
 
 def precision_of(request: RefinedSolveRequest | RefinedLstsqRequest) -> FactorPrecision:
-    """What the factors are computed in."""
+    """The precision of the factors."""
     if request.precision is not None:
         return member(request.precision)
     return FactorPrecision.F32 if request.a.dtype in (F64, C128) else FactorPrecision.TF32
 
 
 def check_refinement(request: RefinedSolveRequest | RefinedLstsqRequest) -> None:
-    """BadRequest for a precision that is no lower one, a method that takes one right side, or what is not dense."""
+    """BadRequest for a precision that is not lower, a method that needs one right-hand side, or non-dense outputs."""
     if request.precision is FactorPrecision.F32 and request.a.dtype not in (F64, C128):
         raise BadRequest("precision", "F32", f"a lower one than that of {request.a.dtype}: TF32, BF16 or F16")
     several = request.b.ndim > VECTOR and request.b.shape[-1] > 1

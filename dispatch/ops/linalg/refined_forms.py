@@ -18,7 +18,7 @@ SYSTEMS = (
     F("even", (130, 130), "rows", "columns"), F("even", (2, 2, 9, 9), "rows"), F("hilbert", (6, 6), "columns"),
     F("random", (0, 0)), F("random", (0, 3, 3)), F("random", (1, 1)),
 )  # fmt: skip
-ALONE = tuple(form._replace(right=0) for form in SYSTEMS[:5])  # with one right side, which GMRES takes
+ALONE = tuple(form._replace(right=0) for form in SYSTEMS[:5])  # with one right-hand side, which GMRES supports
 SIDES = (*SYSTEMS, *ALONE)
 TALL = (
     F("random", (30, 7)), F("random", (3, 20, 4), "columns", "columns"), F("random", (40, 11), "strided", "rows"),

@@ -1,7 +1,7 @@
-"""The requests of factorizations and systems of equations; none calls a library. spectral.py has eigen and SVD.
+"""The requests of factorizations and systems of equations; none calls a library. spectral.py has eigenvalues and SVD.
 
-Routines that may fail on sound arguments, such as Cholesky's on an indefinite matrix, say so in `info`, a status on the
-device for each matrix: nothing waits for it. `dispatch.linalg` has the same functions with it checked.
+Routines that may fail on valid arguments, such as Cholesky on an indefinite matrix, report it in `info`, a status on
+the device for each matrix: nothing waits for it. `dispatch.linalg` has the same functions with a check of the status.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ __all__ = [
 
 
 class MatrixKind(Choice):
-    """What is known of a matrix: GEN nothing, POS that it is positive definite, SYM symmetric, HER Hermitian.
+    """The kind of a matrix: GEN any, POS positive definite, SYM symmetric, HER Hermitian.
 
-    It is factorized by LU, Cholesky's method, L·D·Lᵀ or L·D·Lᴴ.
+    These are factorized by LU, Cholesky's method, L·D·Lᵀ and L·D·Lᴴ respectively.
     """
 
     GEN = 0
@@ -51,7 +51,7 @@ class MatrixKind(Choice):
     @staticmethod
     def other_names() -> dict[str, str]:
         scipy = {"GENERAL": "GEN", "POSITIVEDEFINITE": "POS", "SYMMETRIC": "SYM", "HERMITIAN": "HER"}
-        return scipy | {"SPD": "POS", "HPD": "POS"}  # cuDSS's
+        return scipy | {"SPD": "POS", "HPD": "POS"}  # cuDSS's names
 
     @staticmethod
     def replacements() -> dict[str, str]:
@@ -65,7 +65,7 @@ class MatrixKind(Choice):
 
 
 class QrMode(Choice):
-    """What `qr` gives: Q and R without what is multiplied by 0, both whole, R alone, or LAPACK's own form."""
+    """The results of `qr`: Q and R without what is multiplied by 0, both complete, only R, or LAPACK's own form."""
 
     REDUCED = 0
     COMPLETE = 1
@@ -79,19 +79,19 @@ class QrMode(Choice):
 
 @dataclass(frozen=True, eq=False)
 class CholeskyRequest(LinalgRequest["tuple[Tensor, Tensor]"]):
-    """A = L·Lᴴ of a symmetric or Hermitian positive definite matrix, or A = Uᴴ·U, by `potrf`; gives back (out, info).
+    """A = L·Lᴴ of a symmetric or Hermitian positive definite matrix, or A = Uᴴ·U, by `potrf`; returns (out, info).
 
     Attributes:
-        a: (…, n, n), of which one triangle is read.
-        lower: whether that is the lower one, and L comes out; else the upper one, and U.
-        autotune: where rows of several libraries take it, time them once, keep the fastest, and remember it on disk.
-        library: the one whose rows alone are asked: "own", "cublas" or "cusolverDn"; None asks all of them.
-        out: the factor, with zeros in the other triangle; it may be `a` itself. Left open, the columns of L lie one
-            behind another, and so do the rows of U: either way no transposition is needed.
-        info: i32, one for each matrix: 0, or the order of the first leading minor that is not positive definite, and
-            then `out` is NaN.
+        a: (…, n, n); only one triangle is read.
+        lower: True reads the lower triangle and computes L; False the upper one and U.
+        autotune: if several libraries support it, time them once, use the fastest and remember it on disk.
+        library: use only this library: "own", "cublas" or "cusolverDn"; None allows all of them.
+        out: the factor, with zeros in the other triangle; it may be `a` itself. By default L is column-major and U
+            row-major: either way no transposition is needed.
+        info: i32, one for each matrix: 0, or the order of the first leading minor that is not positive definite; `out`
+            is then NaN.
 
-    A NaN in the triangle that is read gives NaN, with an info above 0 or without. Several small matrices are one call.
+    A NaN in the triangle that is read gives NaN; info may or may not be above 0. Several small matrices are one call.
     """
 
     op: ClassVar[str] = "cholesky"
@@ -119,23 +119,23 @@ class CholeskyRequest(LinalgRequest["tuple[Tensor, Tensor]"]):
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the matrix is overwritten, for which no memory beside it is taken."""
+        """Whether the matrix is overwritten; no other memory is then allocated for the result."""
         return self.out is not None and same_view(self.out, self.a)
 
 
 @dataclass(frozen=True, eq=False)
 class ChoSolveRequest(LinalgRequest["Tensor"]):
-    """The x of A·x = b from the factor that `cholesky` gives, by `potrs`.
+    """The x of A·x = b from the factor of `cholesky`, by `potrs`.
 
     Attributes:
-        c: (…, n, n), the factor, of which one triangle is read.
+        c: (…, n, n), the factor; only one triangle is read.
         b: (…, n, k), or (n,) for one matrix.
-        lower: whether c is L of A = L·Lᴴ; else it is U of A = Uᴴ·U.
-        autotune: where rows of several libraries take it, time them once, keep the fastest, and remember it on disk.
-        library: the one whose rows alone are asked: "own", "cublas" or "cusolverDn"; None asks all of them.
-        out: x, of b's shape; it may be `b` itself. Left open, its columns lie one behind another.
+        lower: whether c is L of A = L·Lᴴ; otherwise it is U of A = Uᴴ·U.
+        autotune: if several libraries support it, time them once, use the fastest and remember it on disk.
+        library: use only this library: "own", "cublas" or "cusolverDn"; None allows all of them.
+        out: x, of b's shape; it may be `b` itself. By default it is column-major.
 
-    A factor with 0 on its diagonal gives infinities and NaN. A complex factor in rows is copied.
+    A factor with 0 on its diagonal gives infinities and NaN. A complex row-major factor is copied.
     """
 
     op: ClassVar[str] = "cho_solve"
@@ -159,20 +159,19 @@ class ChoSolveRequest(LinalgRequest["Tensor"]):
 
 @dataclass(frozen=True, eq=False)
 class LuFactorRequest(LinalgRequest["tuple[Tensor, Tensor, Tensor]"]):
-    """P·A = L·U with partial pivoting, by `getrf`; gives back (out, pivots, info).
+    """P·A = L·U with partial pivoting, by `getrf`; returns (out, pivots, info).
 
     Attributes:
         a: (…, m, n).
-        autotune: where rows of several libraries take it, time them once, keep the fastest, and remember it on disk.
-        library: the one whose rows alone are asked: "own", "cublas" or "cusolverDn"; None asks all of them.
-        out: U, and below its diagonal L without the ones on its own; it may be `a` itself. Left open, its columns lie
-            one behind another.
+        autotune: if several libraries support it, time them once, use the fastest and remember it on disk.
+        library: use only this library: "own", "cublas" or "cusolverDn"; None allows all of them.
+        out: U, and below its diagonal L without its unit diagonal; it may be `a` itself. By default it is column-major.
         pivots: i64 (…, min(m, n)), as LAPACK counts: row i was exchanged with row pivots[i] - 1, for i = 0, 1, …
             (SciPy's pivots are these minus 1.)
-        info: i32, one for each matrix: 0, or the first i for which U[i - 1, i - 1] is exactly 0; the factors are
-            right even so, but nothing can be solved with them.
+        info: i32, one for each matrix: 0, or the first i for which U[i - 1, i - 1] is exactly 0; the factors are then
+            still correct, but nothing can be solved with them.
 
-    A NaN spreads into the factors. A matrix in rows is transposed on its way, for LAPACK has columns.
+    A NaN spreads into the factors. A row-major matrix is transposed on a copy, because LAPACK is column-major.
     """
 
     op: ClassVar[str] = "lu_factor"
@@ -199,17 +198,17 @@ class LuFactorRequest(LinalgRequest["tuple[Tensor, Tensor, Tensor]"]):
 
 @dataclass(frozen=True, eq=False)
 class LuSolveRequest(LinalgRequest["Tensor"]):
-    """The x of A·x = b, Aᵀ·x = b or Aᴴ·x = b from the factors that `lu_factor` gives, by `trsm`.
+    """The x of A·x = b, Aᵀ·x = b or Aᴴ·x = b from the factors of `lu_factor`, by `trsm`.
 
     Attributes:
-        lu: (…, n, n), the factors; copied where its columns do not lie one behind another.
-        pivots: i64 (…, n), dense, counted from 1. On a GPU nobody can check them: others than `lu_factor` gives are an
-            error that may end the process.
+        lu: (…, n, n), the factors; they are copied unless they are column-major.
+        pivots: i64 (…, n), dense, counted from 1. On a GPU they cannot be checked: pivots that are not from `lu_factor`
+            are an error that may end the process.
         b: (…, n, k), or (n,) for one matrix.
         trans: 0 for A, 1 for its transpose, 2 for its conjugate transpose.
-        autotune: where rows of several libraries take it, time them once, keep the fastest, and remember it on disk.
-        library: the one whose rows alone are asked: "own", "cublas" or "cusolverDn"; None asks all of them.
-        out: x, of b's shape; it may be `b` itself. Left open, its columns lie one behind another.
+        autotune: if several libraries support it, time them once, use the fastest and remember it on disk.
+        library: use only this library: "own", "cublas" or "cusolverDn"; None allows all of them.
+        out: x, of b's shape; it may be `b` itself. By default it is column-major.
 
     Factors with 0 on the diagonal of U give infinities and NaN.
     """
@@ -238,19 +237,19 @@ class LuSolveRequest(LinalgRequest["Tensor"]):
 
 @dataclass(frozen=True, eq=False)
 class SolveRequest(LinalgRequest["tuple[Tensor, Tensor]"]):
-    """The x of A·x = b, by LU or as much as is known of the matrix allows; gives back (out, info).
+    """The x of A·x = b, by LU or by the method for the kind of matrix; returns (out, info).
 
     Attributes:
-        a: (…, n, n); it is copied, and stays as it is.
+        a: (…, n, n); it is copied and not modified.
         b: (…, n, k), or (n,) for one matrix.
-        assume_a: POS ("pos") where A is symmetric or Hermitian positive definite, SYM or HER ("sym", "her") where it is
-            symmetric or Hermitian and need not be definite; then one triangle is read. Of complex matrices that are
-            HER cuSOLVER has the routine from 12.4 on. SciPy's longer names, as "positive definite", do, too.
-        lower: with these, whether that is the lower one.
-        autotune: where rows of several libraries take it, time them once, keep the fastest, and remember it on disk.
-        library: the one whose rows alone are asked: "own", "cublas" or "cusolverDn"; None asks all of them.
-        out: x, of b's shape; it may be `b` itself. Left open, its columns lie one behind another.
-        info: i32, one for each matrix: 0, or as `lu_factor`, `cholesky` and `ldl` have it, and then x is NaN.
+        assume_a: POS ("pos") if A is symmetric or Hermitian positive definite, SYM or HER ("sym", "her") if it is
+            symmetric or Hermitian and need not be definite; only one triangle is then read. For complex HER matrices
+            cuSOLVER has the routine from 12.4 on. SciPy's longer names, such as "positive definite", are accepted too.
+        lower: with these kinds, whether the lower triangle is read.
+        autotune: if several libraries support it, time them once, use the fastest and remember it on disk.
+        library: use only this library: "own", "cublas" or "cusolverDn"; None allows all of them.
+        out: x, of b's shape; it may be `b` itself. By default it is column-major.
+        info: i32, one for each matrix: 0, or as for `lu_factor`, `cholesky` and `ldl`; x is then NaN.
     """
 
     op: ClassVar[str] = "solve"
@@ -278,18 +277,19 @@ class SolveRequest(LinalgRequest["tuple[Tensor, Tensor]"]):
 
 @dataclass(frozen=True, eq=False)
 class QrRequest(LinalgRequest["Tensor | tuple[Tensor, ...]"]):
-    """A = Q·R with orthonormal columns of Q and an upper triangle R, by `geqrf` and `orgqr`.
+    """A = Q·R with orthonormal columns of Q and an upper triangular R, by `geqrf` and `orgqr`.
 
     Attributes:
         a: (…, m, n); k is the smaller of the two.
-        mode: REDUCED gives (q, r) of (…, m, k) and (…, k, n); COMPLETE (q, r) of (…, m, m) and (…, m, n); R r alone, of
-            (…, k, n); RAW (h, tau), Householder's vectors and R in one matrix as LAPACK has them, and their factors.
-        autotune: where cuBLAS and cuSOLVER both take it, time them once, keep the faster, and remember it on disk.
-        q, r, h: left open, their columns lie one behind another; h may be `a` itself.
+        mode: REDUCED returns (q, r) of (…, m, k) and (…, k, n); COMPLETE (q, r) of (…, m, m) and (…, m, n); R only r,
+            of (…, k, n); RAW (h, tau), the Householder vectors and R in one matrix as in LAPACK, and their factors.
+        autotune: if both cuBLAS and cuSOLVER support the request, time them once, use the faster one and remember it on
+            disk.
+        q, r, h: by default they are column-major; h may be `a` itself.
         tau: (…, k), dense.
 
-    R's diagonal may have any sign. A NaN spreads into all that comes out, but one in the last place of a real square
-    matrix, which no reflection reads, into R alone.
+    R's diagonal may have any sign. A NaN spreads into all results, except that a NaN in the last element of a real
+    square matrix, which no reflection reads, spreads into R only.
     """
 
     op: ClassVar[str] = "qr"
@@ -312,15 +312,15 @@ class QrRequest(LinalgRequest["Tensor | tuple[Tensor, ...]"]):
     def outputs(self) -> dict[str, Output]:
         (rows, cols), dtype = self.a.shape[-2:], self.a.dtype
         least = min(rows, cols)
-        kept = rows if self.mode is QrMode.COMPLETE else least
+        size = rows if self.mode is QrMode.COMPLETE else least
         if self.mode is QrMode.RAW:
             return {"h": by_columns(self.a.shape, dtype), "tau": dense((*self.batch, least), dtype)}
-        found = {"q": by_columns((*self.batch, rows, kept), dtype), "r": by_columns((*self.batch, kept, cols), dtype)}
-        return {"r": found["r"]} if self.mode is QrMode.R else found
+        outputs = {"q": by_columns((*self.batch, rows, size), dtype), "r": by_columns((*self.batch, size, cols), dtype)}
+        return {"r": outputs["r"]} if self.mode is QrMode.R else outputs
 
 
 def right_side(b: Tensor, *, rows: int | None = None) -> Output:
-    """x, with its columns one behind another, of as many rows as b or so many."""
+    """x, by default column-major, with as many rows as b, or with `rows`."""
     *batch, count = b.shape if b.ndim == 1 else b.shape[:-1]
     shape = (*batch, count if rows is None else rows, *b.shape[len(batch) + 1 :])
     return dense(shape, b.dtype) if b.ndim == 1 else by_columns(shape, b.dtype)

@@ -1,7 +1,7 @@
-"""How far a result is from right, as LAPACK's own testers say it: residuals in units of n·eps, which are to be small.
+"""The errors of results as LAPACK's test programs measure them: residuals in units of n·eps, which must be small.
 
-A factorization has many right results, so that none is compared with another's: what it is made of must give the matrix
-again, and vectors must be orthonormal. All is computed in double precision, of values as they are stored.
+A factorization has many correct results, so results are not compared with each other: the product of the factors must
+give the matrix, and vectors must be orthonormal. Everything is computed in double precision, from the stored values.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ __all__ = ["ResidualCheck", "residuals"]
 
 @dataclass(frozen=True)
 class ResidualCheck(Check):
-    """A check whose results are held to what they are for, and not to another's.
+    """A check of a result by its residuals, not by comparison with another result.
 
     Attributes:
-        given: what the operands held before the run, which may overwrite them.
-        writes_nan: that where the reference is NaN a routine writes it.
-        right: the last results that were found right, of which a replay gives the very bits.
+        given: the operands before the run, which may overwrite them.
+        writes_nan: True: a routine writes NaN where the reference is NaN.
+        right: the last results that were correct; a replay gives exactly the same bits.
     """
 
     given: dict[str, Array] = field(default_factory=dict)
@@ -59,27 +59,27 @@ class ResidualCheck(Check):
     writes_nan: ClassVar[bool] = True
 
     def verify(self, result: Tensor | tuple[Tensor, ...]) -> None:
-        """Raise Mismatch for a residual above the threshold, for another status, or memory that was written beside."""
-        made = result if isinstance(result, tuple) else (result,)
+        """Raise Mismatch for a residual above the threshold, a wrong status, or writes outside the results."""
+        tensors = result if isinstance(result, tuple) else (result,)
         names = tuple(self.request.outputs())
-        found = {name: tensor.numpy() for name, tensor in zip(names, made, strict=True)}
-        if found.keys() != self.right.keys() or not all(_same(found[name], self.right[name]) for name in found):
-            self._measure(found)
-            self.right.update(found)
+        results = {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True)}
+        if results.keys() != self.right.keys() or not all(_same(results[name], self.right[name]) for name in results):
+            self._measure(results)
+            self.right.update(results)
         self._check_memory()
 
     def _measure(self, found: dict[str, Array]) -> None:
         request: Any = self.request
         if (
             "info" in found and request.op not in RIGHT_EVEN_SO
-        ):  # where it says what a factor has, which roundoff may do
+        ):  # here the status describes the factor, and roundoff may change it
             info, expected = (one["info"].tolist() for one in (found, self.expected))
             if info != expected:
                 self._refuse(f"info is {info}, expected {expected}")
         for place in np.ndindex(request.batch):
-            given = {name: _exact(values[place]) for name, values in self.given.items()}
+            operands = {name: _exact(values[place]) for name, values in self.given.items()}
             one = {name: _exact(values[place]) for name, values in found.items()}
-            for what, ratio in residuals(request, given, one):
+            for what, ratio in residuals(request, operands, one):
                 if not ratio <= THRESHOLD:  # NaN is wrong
                     self._refuse(f"{what} of matrix {list(place)} is {ratio:.3g} n·eps, above {THRESHOLD:g}")
 
@@ -87,11 +87,11 @@ class ResidualCheck(Check):
         raise Mismatch(f"{self.name}: {text} ({self.request.describe()})")
 
 
-MOST_REASONS = 100  # numbers below 0 that say why a refinement was given up, beside the count of its steps
+MOST_REASONS = 100  # negative numbers for the reason why a refinement ended, in addition to the step count
 
 
 def _same(one: Array, other: Array) -> bool:
-    """Whether the bits are the same."""
+    """Whether the bits are equal."""
     return one.shape == other.shape and one.dtype == other.dtype and one.tobytes() == other.tobytes()
 
 
@@ -101,11 +101,11 @@ def _exact(values: Array) -> Array:
 
 
 def residuals(request: Any, given: dict[str, Array], found: dict[str, Array]) -> Ratios:
-    """What is measured of one matrix, with its size in units of n·eps."""
+    """The measured errors of one matrix, each with its size in units of n·eps."""
     if "iterations" in found:
         most = request.max_iterations
-        taken = -(most + MOST_REASONS) <= found["iterations"] <= most
-        yield "a count of steps that there cannot be, for which this", 0.0 if taken else np.inf
+        is_count = -(most + MOST_REASONS) <= found["iterations"] <= most
+        yield "a count of steps that there cannot be, for which this", 0.0 if is_count else np.inf
     if found.get("info", 0) and request.op not in RIGHT_EVEN_SO:
         for name in found.keys() - {"count", "info", "iterations", "rank"}:
             yield (
@@ -128,8 +128,8 @@ def _cholesky(request: Any, a: Array, given: Any, found: Any, eps: float) -> Rat
     del given
     f = found["out"]
     yield "what is in the other triangle", zero_or_inf(np.triu(f, 1) if request.lower else np.tril(f, -1))
-    made = f @ f.conj().T if request.lower else f.conj().T @ f
-    yield "A - L·Lᴴ", scaled_error(made - a, norm(a), eps, len(a))
+    product = f @ f.conj().T if request.lower else f.conj().T @ f
+    yield "A - L·Lᴴ", scaled_error(product - a, norm(a), eps, len(a))
 
 
 def _cho_solve(request: Any, c: Array, given: Any, found: Any, eps: float) -> Ratios:
@@ -139,7 +139,7 @@ def _cho_solve(request: Any, c: Array, given: Any, found: Any, eps: float) -> Ra
 
 
 def permutation_of_pivots(rows: int, pivots: Array) -> Array:
-    """The order of rows that pivots, counted from 1, make of theirs."""
+    """The row order that results from pivots, counted from 1."""
     order = np.arange(rows)
     for place, pivot in enumerate(pivots):
         other = int(pivot) - 1
@@ -165,7 +165,7 @@ def _lu_factor(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ra
         )
     none, *_ = (*np.flatnonzero(np.diag(upper) == 0) + 1, 0)
     yield "another status than U has zeros on its diagonal", 0.0 if found["info"] == none else np.inf
-    # The largest of a column is divided by, complex ones by the sum of their parts' magnitudes.
+    # LAPACK divides by the largest number of a column, for complex numbers by the sum of the magnitudes of both parts.
     largest = np.abs(lower).max(initial=0)
     yield "an element of L above 1", 0.0 if largest <= np.sqrt(2) * (1 + 4 * eps) else np.inf
 
@@ -203,7 +203,7 @@ def _qr(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
 
 
 def product_of_reflections(h: Array, tau: Array) -> Array:
-    """The product of Householder's reflections that LAPACK stores."""
+    """The product of the Householder reflections that LAPACK stores."""
     q = np.eye(len(h), dtype=h.dtype)
     for place, factor in enumerate(tau):
         v = np.zeros((len(h), 1), h.dtype)

@@ -1,6 +1,6 @@
-"""How far inverses, determinants, norms and least squares are from right, in units of n·eps; see residuals.py.
+"""The errors of inverses, determinants, norms and least squares, in units of n·eps; see residuals.py.
 
-Where a right result of a slightly different matrix may be far from ours, the unit is what such a difference makes.
+If a slightly different matrix has a very different correct result, the unit is the effect of such a difference.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ def _inv(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
 
 
 def _determinant_of(a: Array, value: complex, rounded: float, eps: float) -> float:
-    """The error of a determinant in units of what an error of n·eps in the matrix makes of it.
+    """The error of a determinant in units of the effect of an error of n·eps in the matrix.
 
-    That is ‖A‖ times all singular values but the least. `rounded` are further errors in eps of it, of its logarithm.
+    That effect is ‖A‖ times all singular values but the least. `rounded` is a further relative error in eps, of its
+    logarithm.
     """
     if not len(a):
         return 0.0 if value == 1 else np.inf
@@ -63,7 +64,7 @@ def _det(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
 
 
 def _slogdet(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
-    """The determinant of a matrix of a size at which neither is too large for a number."""
+    """The error of the determinant that both results give, with the matrix scaled so that it is in range."""
     del request, given
     sign, logarithm = complex(found["sign"]), float(found["logabsdet"])
     is_zero = logarithm == -np.inf
@@ -108,7 +109,7 @@ def _cutoff(request: Any) -> float:
 
 
 def _significant(request: Any, a: Array) -> tuple[Array, Array, Array]:
-    """U, s and Vᴴ of what counts of a matrix."""
+    """U, s and Vᴴ of the singular values of a matrix that are above the cutoff."""
     u, s, vh = np.linalg.svd(a, full_matrices=False)
     count = int((s > _cutoff(request) * s.max(initial=0)).sum())
     return u[:, :count], s[:count], vh[:count]
@@ -120,16 +121,16 @@ def _matrix_rank(request: Any, a: Array, given: Any, found: Any, eps: float) -> 
 
 
 def _pinv(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
-    """Penrose's four conditions; an error of n·eps in A is one of n·eps·‖A‖·‖X‖² in X."""
+    """Penrose's four conditions; an error of n·eps in A causes one of n·eps·‖A‖·‖X‖² in X."""
     del given
     x = found["out"]
     most, size, inverse = max(a.shape), norm(a), norm(x)
-    # What counts as 0 is left out of the inverse, but not of the matrix.
+    # Singular values that count as 0 are left out of the inverse, but are still in the matrix.
     u, s, vh = _significant(request, a)
-    kept = (u * s) @ vh
-    yield "A - A·X·A", scaled_error(kept @ x @ kept - kept, size * size * inverse, eps, most)
-    yield "X - X·A·X", scaled_error(x @ kept @ x - x, size * inverse * inverse, eps, most)
-    for name, product in (("A·X", kept @ x), ("X·A", x @ kept)):
+    approximation = (u * s) @ vh
+    yield "A - A·X·A", scaled_error(approximation @ x @ approximation - approximation, size * size * inverse, eps, most)
+    yield "X - X·A·X", scaled_error(x @ approximation @ x - x, size * inverse * inverse, eps, most)
+    for name, product in (("A·X", approximation @ x), ("X·A", x @ approximation)):
         yield f"{name} - ({name})ᴴ", scaled_error(product - product.conj().T, size * inverse, eps, max(most, 1))
 
 
@@ -141,13 +142,14 @@ def _lstsq(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios
     size = norm(a) * norm(x) + norm(b)
     if len(s):
         condition = s[0] / s[-1]
-        # The range that is left orthogonal is that of a matrix off by n·eps: its vectors turn by n·eps·cond.
+        # The computed residual is orthogonal to the range of a matrix off by n·eps: its vectors rotate by n·eps·cond.
         yield "Uᴴ·(b - A·x)", scaled_error(u.conj().T @ left, size, eps, most)
         yield "what of x is not A's", scaled_error(x - vh.conj().T @ (vh @ x), condition * norm(x), eps, most)
     else:
         yield "x of nothing", zero_or_inf(x)
     if len(a) > a.shape[1]:
-        # An error of n·eps in what is left is one in its length, which the square of that is not in proportion to.
+        # An error of n·eps in the residual vector is one in its length; it is not proportional to the square of the
+        # length.
         error = np.sqrt(np.abs(np.atleast_1d(found["residuals"]))) - np.linalg.norm(left, axis=0)
         yield "the residuals' error", scaled_error(np.atleast_2d(error), size, eps, most)
     if request.driver is LstsqDriver.GELSS:
@@ -157,7 +159,7 @@ def _lstsq(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios
 
 
 def _qr_multiply(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
-    """What holds whatever the signs of R's rows: Aᴴ·(Q·C) = Rᴴ·C or (C·Q)·R = C·A, and lengths."""
+    """Properties that hold for any signs of R's rows: Aᴴ·(Q·C) = Rᴴ·C or (C·Q)·R = C·A, and lengths."""
     c, out, r, most = given["c"], found["out"], found["r"], max(*a.shape, 1)
     yield "what is below R's diagonal", zero_or_inf(np.tril(r, -1))
     if not a.size:
@@ -171,7 +173,7 @@ def _qr_multiply(request: Any, a: Array, given: Any, found: Any, eps: float) -> 
     lengths = out.conj().T @ out - c.conj().T @ c
     yield "(Q·C)ᴴ·(Q·C) - Cᴴ·C", scaled_error(lengths, norm(c) * norm(c.T), eps, most)
     if a.shape[0] > a.shape[1] and np.linalg.matrix_rank(a) == a.shape[1]:
-        # An error of n·eps in A turns its range by n·eps·cond.
+        # An error of n·eps in A rotates its range by n·eps·cond.
         q = np.linalg.qr(a)[0]
         size = float(np.linalg.cond(a)) * norm(c)
         yield "what of Q·C is not in A's range", scaled_error(out - q @ (q.conj().T @ out), size, eps, most)
@@ -180,8 +182,8 @@ def _qr_multiply(request: Any, a: Array, given: Any, found: Any, eps: float) -> 
 def _polar(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
     del given
     u, p, most = found["u"], found["p"], max(a.shape)
-    made = u @ p if request.side is QrSide.RIGHT else p @ u
-    yield "A - U·P", scaled_iteration_error(made - a, norm(a), eps, most)
+    product = u @ p if request.side is QrSide.RIGHT else p @ u
+    yield "A - U·P", scaled_iteration_error(product - a, norm(a), eps, most)
     yield "I - Uᴴ·U", orthonormality_error(u if len(a) >= a.shape[1] else u.conj().T, eps)
     yield "P - Pᴴ", scaled_error(p - p.conj().T, norm(a), eps, most)
     below = np.minimum(np.linalg.eigvalsh((p + p.conj().T) / 2), 0) if p.size else np.zeros(0)

@@ -1,4 +1,4 @@
-"""What rows of linear algebra ask of a request beyond its dtypes: "needs …, has …", or "" where it is fine."""
+"""The rules of the rows of linear algebra, beyond dtypes: "needs …, has …", or "" if the request is supported."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ __all__ = [
     "whole_spectrum",
 ]
 
-MOST_ROWS = 128  # of matrices that cuBLAS takes many of at once
-MOST_INVERTED = 32  # rows of those that `matinvBatched` takes
+MOST_ROWS = 128  # the largest matrices for cuBLAS's batched routines
+MOST_INVERTED = 32  # the most rows that `matinvBatched` supports
 
 
 def even_batches(request: LinalgRequest) -> str:
-    """The matrices of a batch at equal distances."""
+    """The matrices of a batch are at equal distances."""
     before = len(request.batch)
     for name, tensor, _ in request.tensors():
         layout = tensor.layout
@@ -54,7 +54,7 @@ def even_batches(request: LinalgRequest) -> str:
 
 
 def many_small(request: LinalgRequest) -> str:
-    """Several matrices, small enough that one does not fill a GPU, with elements."""
+    """Several non-empty matrices, each too small to fill a GPU."""
     count = math.prod(request.batch)
     if count <= 1:
         return f"needs a batch of two or more, has {count}"
@@ -66,7 +66,7 @@ def many_small(request: LinalgRequest) -> str:
 
 
 def several_right_sides(request: ChoSolveRequest) -> str:
-    """One is `potrsBatched`'s, which does both triangles at once."""
+    """Two right-hand sides or more; for one `potrsBatched` solves with both triangles at once."""
     return "" if request.b.shape[-1] > 1 else f"needs 2 right sides or more, has {request.b.shape[-1]}"
 
 
@@ -83,35 +83,35 @@ def tall(request: LinalgRequest) -> str:
 
 
 def up_to_32(request: LinalgRequest) -> str:
-    """What `matinvBatched` takes."""
+    """No more rows than `matinvBatched` supports."""
     rows = request.matrices.shape[-1]
     return "" if rows <= MOST_INVERTED else f"needs matrices of {MOST_INVERTED} rows or fewer, has {rows}"
 
 
 def up_to_64(request: LinalgRequest) -> str:
-    """What kernels of this library take."""
+    """No more rows than the kernels of this library support."""
     rows = request.matrices.shape[-1]
     return "" if rows <= MOST_OWN else f"needs matrices of {MOST_OWN} rows or fewer, has {rows}"
 
 
 def few_right_sides(request: Any) -> str:
-    """What is worth the threads of one matrix."""
+    """No more right-hand sides than the threads of one matrix can solve efficiently."""
     sides = 1 if request.b.ndim == 1 else request.b.shape[-1]
     return "" if sides <= MOST_OWN else f"needs {MOST_OWN} right sides or fewer, has {sides}"
 
 
 def general(request: InvRequest) -> str:
-    """By LU with pivots; what is known of a matrix has its own routine."""
+    """The general case, by LU with pivots; other kinds of matrices have their own routines."""
     return "" if request.assume_a is InverseKind.GEN else f"needs assume_a=GEN, has {request.assume_a.name}"  # type: ignore[union-attr]
 
 
 def of_full_rank(request: LstsqRequest) -> str:
-    """By QR, which rank and singular values are not told by."""
+    """By QR, which determines neither rank nor singular values."""
     return "" if request.driver is LstsqDriver.GELS else f"needs driver=GELS, has {request.driver.name}"  # type: ignore[union-attr]
 
 
 def gmres_of_square(request: RefinedSolveRequest | RefinedLstsqRequest) -> str:
-    """cuSOLVER 12.0's `IRSXgels` with GMRES: of more rows than columns it says CUSOLVER_STATUS_IRS_NOT_SUPPORTED."""
+    """cuSOLVER 12.0's `IRSXgels` with GMRES returns CUSOLVER_STATUS_IRS_NOT_SUPPORTED for more rows than columns."""
     rows, columns = request.a.shape[-2:]
     if rows == columns or request.refinement is not Refinement.GMRES:
         return ""
@@ -125,20 +125,20 @@ def whole_spectrum(request: EighRequest | GeneralizedEighRequest) -> str:
 
 
 def by_lu_or_cholesky(request: SolveRequest) -> str:
-    """What cuBLAS has batched routines for."""
+    """A kind of matrix for which cuBLAS has batched routines."""
     if request.assume_a in (MatrixKind.GEN, MatrixKind.POS):
         return ""
     return f"needs assume_a=GEN or POS, has {request.assume_a.name}"  # type: ignore[union-attr]
 
 
 def _is_hermitian(request: Any) -> bool:
-    """Whether a complex matrix is taken as Hermitian and need not be definite."""
+    """Whether a complex matrix is treated as Hermitian and need not be definite."""
     kind = request.assume_a is MatrixKind.HER if request.op == "solve" else request.hermitian
     return bool(kind and request.matrices.dtype.is_complex)
 
 
 def not_hermitian(request: Any) -> str:
-    """`sytrf` takes complex matrices that are symmetric."""
+    """`sytrf` supports complex matrices that are symmetric."""
     if not _is_hermitian(request):
         return ""
     dtype = request.matrices.dtype
@@ -148,7 +148,7 @@ def not_hermitian(request: Any) -> str:
 
 
 def hermitian(request: Any) -> str:
-    """`hetrf` takes Hermitian matrices."""
+    """`hetrf` supports Hermitian matrices."""
     if _is_hermitian(request):
         return ""
     if request.op == "solve":
@@ -157,7 +157,7 @@ def hermitian(request: Any) -> str:
 
 
 def economical(request: SvdRequest) -> str:
-    """No vectors beside those of the singular values."""
+    """No vectors other than those of the singular values."""
     rows, columns = request.a.shape[-2:]
     if not (request.compute_uv and request.full_matrices) or rows == columns:
         return ""

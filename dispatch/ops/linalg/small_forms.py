@@ -1,4 +1,4 @@
-"""The cases of the rows for small matrices: each size at which a kernel is another, or fills its threads or not."""
+"""The cases of the rows for small matrices: sizes at which the kernel changes, or uses all or not all threads."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ SIZES = (
 )  # fmt: skip
 FAILED = (*FAILING, *(F("indefinite", extents) for extents in ((2, 4, 4), (32, 32), (2, 40, 40), (64, 64))))
 ZERO_PIVOT = (*SINGULAR, *(F("singular", extents) for extents in ((3, 4, 4), (32, 32), (2, 40, 40), (64, 64))))
-# None of a factorization: whichever rows of zeros are exchanged, their product is the same.
+# Not for factorizations: a mutation that exchanges rows of zeros gives the same product.
 ZEROS = (F("zeros", (2, 3, 3)), F("zeros", (33, 33)))
 GENERAL = (*SQUARE, *SIZES)
 POSITIVE = (*chosen((*GENERAL, *FAILED), "lower", False, True), *chosen((*SIZES, *FAILED), "lower", True, False))
-# Right sides of another number than are solved for at once, and as many.
+# More and fewer right-hand sides than the kernel solves at once, and exactly as many.
 SIDES = tuple(
     form._replace(right=right)
     for form, right in zip((*SQUARE[:6], *SIZES), (0, 1, 2, 5, 16, 0, 4, 1, 17, 33, 64, 32) * 2, strict=False)

@@ -19,7 +19,7 @@ __all__ = ["EighDriver", "EighRequest", "GeneralizedEighRequest", "SvdDriver", "
 
 
 class EighDriver(Choice):
-    """The routine of `eigh`: SYEVD divides and conquers, SYEVJ is Jacobi's method, often faster on small matrices."""
+    """The routine of `eigh`: SYEVD is divide and conquer, SYEVJ is Jacobi's method, often faster on small matrices."""
 
     SYEVD = 0
     SYEVJ = 1
@@ -32,13 +32,14 @@ class EighDriver(Choice):
 class SvdDriver(Choice):
     """The routine of `svd`: GESVD by QR iteration, GESVDJ by Jacobi's method, GESVDP by a polar decomposition, GESVDA.
 
-    GESVDP is the fastest on large matrices (4 times GESVD for 1024 rows on an H100), but not on singular ones: where a
-    singular value is close to 0 the polar decomposition fails, cuSOLVER decomposes a matrix that is another, and GESVD
-    does the work once more.
+    GESVDP is the fastest on large matrices (4 times GESVD for 1024 rows on an H100), but not on singular ones: if a
+    singular value is close to 0 the polar decomposition fails, cuSOLVER decomposes a modified matrix, and GESVD repeats
+    the work.
 
-    GESVDA takes many tall matrices of few columns in one call, and the transposes of wide ones. It is approximate: it
-    takes the eigenvalues of Aᴴ·A, whose error of n·eps·‖A‖² is one of n·eps·‖A‖·κ in a singular value, where κ is
-    ‖A‖ / s[k-1], one of n·eps·κ² in Uᴴ·U, and in a value of 0 one of (n·eps)^½·‖A‖, of which U is not stated.
+    GESVDA computes many tall matrices with few columns in one call, and wide ones by their transposes. It is
+    approximate: it uses the eigenvalues of Aᴴ·A, whose error of n·eps·‖A‖² causes an error of n·eps·‖A‖·κ in a singular
+    value, where κ is ‖A‖ / s[k-1], of n·eps·κ² in Uᴴ·U, and of (n·eps)^½·‖A‖ in a singular value of 0, whose column of
+    U is unspecified.
     """
 
     GESVD = 0
@@ -49,24 +50,25 @@ class SvdDriver(Choice):
 
 @dataclass(frozen=True, eq=False)
 class EighRequest(LinalgRequest["tuple[Tensor, ...]"]):
-    """Eigenvalues and eigenvectors of a symmetric or Hermitian matrix: A·V = V·diag(w); gives back (w, v, info).
+    """Eigenvalues and eigenvectors of a symmetric or Hermitian matrix: A·V = V·diag(w); returns (w, v, info).
 
     Attributes:
-        a: (…, n, n), of which one triangle is read.
-        lower: whether that is the lower one.
-        eigvals_only: whether (w, info) is all that is wanted.
-        driver: SYEVD or SYEVJ; left open SYEVD, unless `autotune` finds the other one faster.
-        autotune: with the driver left open, time both once, keep the faster, and remember it on disk.
-        subset_by_index: (first, last), counted from 0: these eigenvalues alone, by `syevdx`; k of them come out.
-        subset_by_value: (low, high): the eigenvalues above low, and not above high. What is found comes first, NaN
-            behind it, and `count` in front of info says how many.
-        w: (…, k), real and ascending, dense; k is n, unless some are chosen by index.
-        v: (…, n, k), an orthonormal eigenvector in each column; left open, these lie one behind another.
-        count: i64, one for each matrix: how many eigenvalues are in `subset_by_value`.
-        info: i32, one for each matrix: 0, or above 0 where the method did not converge, and then w and v are NaN.
+        a: (…, n, n); only one triangle is read.
+        lower: whether the lower triangle is read.
+        eigvals_only: whether only (w, info) is computed.
+        driver: SYEVD or SYEVJ; by default SYEVD, unless `autotune` finds the other one faster.
+        autotune: without a driver, time both once, use the faster one and remember it on disk.
+        subset_by_index: (first, last), counted from 0: only these k eigenvalues, by `syevdx`.
+        subset_by_value: (low, high): the eigenvalues above low, and not above high. They come first, followed by NaN,
+            and `count` before info is their number.
+        w: (…, k), real and ascending, dense; k is n, unless some are selected by index.
+        v: (…, n, k), an orthonormal eigenvector in each column; by default it is column-major.
+        count: i64, one for each matrix: the number of eigenvalues in `subset_by_value`.
+        info: i32, one for each matrix: 0, or above 0 if the method did not converge; w and v are then NaN.
 
-    Of several matrices SYEVD and SYEVJ take all at once, unless some eigenvalues are chosen. These routines may look at
-    the GPU while they run, so that they cannot be captured. A NaN gives NaN, with an info above 0 or without.
+    SYEVD and SYEVJ compute all matrices of a batch at once, unless some eigenvalues are selected. These routines may
+    synchronize with the GPU while they run, so they cannot be captured. A NaN gives NaN; info may or may not be above
+    0.
     """
 
     op: ClassVar[str] = "eigh"
@@ -94,7 +96,7 @@ class EighRequest(LinalgRequest["tuple[Tensor, ...]"]):
 
 
 def check_eigen(request: EighRequest | GeneralizedEighRequest) -> None:
-    """BadRequest for a subset that is none, or that the driver cannot find, and for outputs that are not dense."""
+    """BadRequest for a subset that is invalid or that the driver does not support, or for non-dense outputs."""
     check_subset(request)
     if request.driver is EighDriver.SYEVJ and (request.subset_by_index or request.subset_by_value):
         hint = 'driver="syevd" finds some of the eigenvalues'
@@ -105,27 +107,27 @@ def check_eigen(request: EighRequest | GeneralizedEighRequest) -> None:
 
 @dataclass(frozen=True, eq=False)
 class GeneralizedEighRequest(LinalgRequest["tuple[Tensor, ...]"]):
-    """Eigenvalues and eigenvectors of a symmetric or Hermitian A with a positive definite B; gives back (w, v, info).
+    """Eigenvalues and eigenvectors of a symmetric or Hermitian A with a positive definite B; returns (w, v, info).
 
     Attributes:
-        a: (…, n, n), of which one triangle is read.
-        b: (…, n, n), positive definite, of which the same triangle is read.
-        itype: what is solved: 1 A·v = w·B·v, 2 A·B·v = w·v, 3 B·A·v = w·v.
-        lower: whether it is the lower triangle.
-        eigvals_only: whether (w, info) is all that is wanted.
-        driver: SYEVD, by `sygvd`, or SYEVJ, by `sygvj`; left open SYEVD, unless `autotune` finds the other one faster.
-        autotune: with the driver left open, time both once, keep the faster, and remember it on disk.
-        subset_by_index: (first, last), counted from 0: these eigenvalues alone, by `sygvdx`; k of them come out.
-        subset_by_value: (low, high): the eigenvalues above low, and not above high. What is found comes first, NaN
-            behind it, and `count` in front of info says how many.
-        w: (…, k), real and ascending, dense; k is n, unless some are chosen by index.
+        a: (…, n, n); only one triangle is read.
+        b: (…, n, n), positive definite; the same triangle is read.
+        itype: the problem: 1 A·v = w·B·v, 2 A·B·v = w·v, 3 B·A·v = w·v.
+        lower: whether the lower triangle is read.
+        eigvals_only: whether only (w, info) is computed.
+        driver: SYEVD, by `sygvd`, or SYEVJ, by `sygvj`; by default SYEVD, unless `autotune` finds the other one faster.
+        autotune: without a driver, time both once, use the faster one and remember it on disk.
+        subset_by_index: (first, last), counted from 0: only these k eigenvalues, by `sygvdx`.
+        subset_by_value: (low, high): the eigenvalues above low, and not above high. They come first, followed by NaN,
+            and `count` before info is their number.
+        w: (…, k), real and ascending, dense; k is n, unless some are selected by index.
         v: (…, n, k), an eigenvector in each column: Vᴴ·B·V is the identity, for itype 3 Vᴴ·B⁻¹·V.
-        count: i64, one for each matrix: how many eigenvalues are in `subset_by_value`.
-        info: i32, one for each matrix: 0; up to n where the method did not converge; n + i where the leading minor of
-            order i of b is not positive definite. Where it is not 0, w and v are NaN.
+        count: i64, one for each matrix: the number of eigenvalues in `subset_by_value`.
+        info: i32, one for each matrix: 0; up to n if the method did not converge; n + i if the leading minor of order i
+            of b is not positive definite. If it is not 0, w and v are NaN.
 
     Residuals grow with the condition of B, whose Cholesky factor transforms the problem. The matrices of a batch are
-    taken one after another. These routines may look at the GPU while they run, so that they cannot be captured.
+    processed one after another. These routines may synchronize with the GPU while they run, so they cannot be captured.
     """
 
     op: ClassVar[str] = "generalized_eigh"
@@ -158,23 +160,23 @@ class GeneralizedEighRequest(LinalgRequest["tuple[Tensor, ...]"]):
 
 @dataclass(frozen=True, eq=False)
 class SvdRequest(LinalgRequest["tuple[Tensor, ...]"]):
-    """Singular values and vectors: A = U·diag(s)·Vᴴ; gives back (u, s, vh, info).
+    """Singular values and vectors: A = U·diag(s)·Vᴴ; returns (u, s, vh, info).
 
     Attributes:
         a: (…, m, n); k is the smaller of the two.
-        full_matrices: whether u is (…, m, m) and vh (…, n, n); else (…, m, k) and (…, k, n).
-        compute_uv: whether u and vh are wanted; else (s, info) comes back.
-        driver: GESVD, GESVDJ, GESVDP or GESVDA; left open GESVD, of many matrices of up to 32 rows and columns GESVDJ,
-            unless `autotune` finds another one of the first three faster.
-        autotune: with the driver left open, time these three once, keep the fastest, and remember it on disk. GESVDA is
-            not among them, for its results are held to another bound.
-        u, vh: orthonormal columns, and rows; left open, they lie in memory as the routine leaves them.
+        full_matrices: whether u is (…, m, m) and vh (…, n, n); otherwise (…, m, k) and (…, k, n).
+        compute_uv: whether u and vh are computed; otherwise it returns (s, info).
+        driver: GESVD, GESVDJ, GESVDP or GESVDA; by default GESVD, for many matrices of up to 32 rows and columns
+            GESVDJ, unless `autotune` finds another one of the first three faster.
+        autotune: without a driver, time these three once, use the fastest and remember it on disk. GESVDA is excluded,
+            because its results have to meet another bound.
+        u, vh: orthonormal columns, and rows; by default in the memory order of the routine.
         s: (…, k), real and descending, dense.
-        info: i32, one for each matrix: 0, or above 0 where the method did not converge, and then the rest is NaN.
+        info: i32, one for each matrix: 0, or above 0 if the method did not converge; the other results are then NaN.
 
-    Of several matrices of up to 32 rows and columns GESVDJ takes all at once; of any GESVDA does, which has no more
-    than k vectors: it refuses `full_matrices`, unless they are square. These routines may look at the GPU while
-    they run, so that they cannot be captured. A NaN gives NaN, with an info above 0 or without.
+    GESVDJ computes several matrices of up to 32 rows and columns in one call. GESVDA does so for any size, but computes
+    at most k vectors: it refuses `full_matrices` unless the matrices are square. These routines may synchronize with
+    the GPU while they run, so they cannot be captured. A NaN gives NaN; info may or may not be above 0.
     """
 
     op: ClassVar[str] = "svd"
@@ -199,11 +201,11 @@ class SvdRequest(LinalgRequest["tuple[Tensor, ...]"]):
     def outputs(self) -> dict[str, Output]:
         rows, cols = self.a.shape[-2:]
         least = min(rows, cols)
-        found = {"s": dense((*self.batch, least), real_of(self.a.dtype)), "info": self.info_output()}
+        outputs = {"s": dense((*self.batch, least), real_of(self.a.dtype)), "info": self.info_output()}
         if not self.compute_uv:
-            return found
+            return outputs
         u = (*self.batch, rows, rows if self.full_matrices else least)
         vh = (*self.batch, cols if self.full_matrices else least, cols)
-        # A wide matrix is transposed on its way: the left vectors of that are our right ones, by rows.
+        # A wide matrix is transposed: the left vectors of the transpose are the right vectors of A, row-major.
         lay = by_columns if rows >= cols else dense
-        return {"u": lay(u, self.a.dtype), "s": found["s"], "vh": lay(vh, self.a.dtype), "info": found["info"]}
+        return {"u": lay(u, self.a.dtype), "s": outputs["s"], "vh": lay(vh, self.a.dtype), "info": outputs["info"]}

@@ -1,4 +1,4 @@
-"""The forms of the cases of eigenvalues and singular values, and what of their operands is theirs alone."""
+"""The forms of the cases of eigenvalues and singular values, and operands that only these cases need."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ BY_INDEX = tuple(
         (EIGEN[5], (0, 0)), (EIGEN[8], (60, 79)), (EIGEN[9], (0, 64)), (EIGEN[-1], (17, 20)),
     )
 )  # fmt: skip
-# Words that `with_subset_bounds` replaces by numbers: bounds lie in gaps, so that roundoff does not matter.
+# Words that `with_subset_bounds` replaces by numbers: bounds lie in gaps between eigenvalues, so roundoff does not
+# matter.
 BY_VALUE = (
     *chosen((EIGEN[0], EIGEN[1], EIGEN[9], EIGEN[3], EIGEN[8]), "subset_by_value", "inner", "above", "below"),
     *chosen((EIGEN[0], EIGEN[5], EIGEN[6], EIGEN[1]), "subset_by_value", "none", "all"),
@@ -54,7 +55,7 @@ SVD_FORMS = tuple(
         *chosen(chosen(EVERY[::3], "driver", driver), "compute_uv", False),
     )
 )
-# Of full rank, for others have no left vectors that are stated; wide ones are transposed.
+# Full rank only: for other matrices the left vectors are unspecified; wide matrices are transposed.
 SKINNY = (
     F("random", (40, 6)), F("random", (30, 2, 20, 4), "columns", "columns"), F("random", (5, 33, 7), "strided", "rows"),
     F("random", (4, 33), "rows", "columns"), F("random", (3, 5, 60), "columns"), F("random", (300, 10)),
@@ -70,7 +71,7 @@ SQUARES = (
     F("kahan", (15, 15), "columns", "rows"), F("companion", (2, 7, 7), "rows", "columns"),
     F("rotation", (16, 16), "strided"), F("deficient", (9, 9), "columns"), F("wilkinson", (21, 21)),
 )  # fmt: skip
-SMALL = tuple(form for form in SQUARES if form.rows <= 40)  # a decomposition for each eigenvalue
+SMALL = tuple(form for form in SQUARES if form.rows <= 40)  # the check needs a decomposition for each eigenvalue
 EIG_FORMS = (
     *SQUARES, *chosen((*SMALL, F("jordan", (12, 12))), "eigvals_only", True),
     *chosen(tuple(form for form in SMALL if form.kind != "kahan"), "left", True),
@@ -96,19 +97,19 @@ SPECTRAL_FORMS = {
 
 
 def matrices_b(form: Form, dtype: Any, rng: np.random.Generator) -> Array:
-    """The matrices B of pairs: one triangle of each, positive definite but in forms of the kind that is to fail."""
+    """One triangle of each matrix B of the pairs: positive definite, except in the forms that must fail."""
     kind = "indefinite" if form.kind == "indefinite" else "random"
     lower = dict(form.choices)["lower"]
-    made = [
+    matrices = [
         one_triangle(matrix(kind, form.rows, form.cols, dtype, rng, positive=True), lower=lower)
         for _ in np.ndindex(form.batch)
     ]
     shape = (*form.batch, form.rows, form.cols)
-    return np.reshape(made, shape) if made else np.zeros(shape)
+    return np.reshape(matrices, shape) if matrices else np.zeros(shape)
 
 
 def with_subset_bounds(op: str, choices: dict[str, Any], given: dict[str, Array]) -> dict[str, Any]:
-    """Choices with the bounds of a subset, where a word stands for them."""
+    """Choices in which a word for a subset is replaced by its bounds."""
     word = choices.get("subset_by_value")
     if word is None:
         return choices

@@ -1,4 +1,4 @@
-"""Eigenvalues and singular values in SciPy's and NumPy's words, their status looked at: a part of `dispatch.linalg`."""
+"""Eigenvalues and singular values named as in SciPy and NumPy, with checked statuses; part of `dispatch.linalg`."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def eigh(
     autotune: bool = False,
     check: bool = True,
 ) -> Any:
-    """(w, v) of A·V = V·diag(w) for a symmetric or Hermitian A; w alone with `eigvals_only`.
+    """(w, v) of A·V = V·diag(w) for a symmetric or Hermitian A; only w with `eigvals_only`.
 
-    With a positive definite `b` it is A·v = w·B·v, or by `type` 2 A·B·v = w·v, 3 B·A·v = w·v. Of one matrix those in
-    `subset_by_value`, (low, high], come out alone; of a batch NaN stands behind those of each. With `check=False` all
-    tensors of the request come back, and nothing waits: w, v, the count where values are bounded, and info. With
-    `autotune` the faster driver is found once, and remembered.
+    With a positive definite `b` it is A·v = w·B·v, or by `type` 2 A·B·v = w·v, 3 B·A·v = w·v. With `subset_by_value`,
+    (low, high], only these are returned for one matrix; for a batch each matrix's are followed by NaN. With
+    `check=False` it returns all tensors of the request, and nothing waits: w, v, the count if values are bounded, and
+    info. With `autotune` the faster driver is determined once, and remembered.
     """
     check_bool("check", check)
     if b is not None:
@@ -52,14 +52,14 @@ def eigh(
             results = checked_pair(results, int(results[0].shape[-1]) if subset_by_index is None else a.shape[-1])
     if not check or subset_by_value is None:
         return results
-    *found, count = results
+    *values, count = results
     counts = numbers(count)
-    kept = [tensor[..., : int(counts)] for tensor in found] if not counts.ndim else found
-    return kept[0] if eigvals_only else tuple(kept)
+    selected = [tensor[..., : int(counts)] for tensor in values] if not counts.ndim else values
+    return selected[0] if eigvals_only else tuple(selected)
 
 
 def checked_pair(results: tuple[Any, ...], n: int) -> Any:
-    """Results of a pair of matrices, whose status is above n where b is not positive definite."""
+    """Results of a pair of matrices; the status is above n if b is not positive definite."""
     statuses = numbers(results[-1])
     if (statuses > n).any():
         failed = {tuple(map(int, place)): int(statuses[tuple(place)]) - n for place in np.argwhere(statuses > n)}
@@ -95,9 +95,9 @@ def svd(
     autotune: bool = False,
     check: bool = True,
 ) -> Any:
-    """(u, s, vh) of A = U·diag(s)·Vᴴ; s alone without `compute_uv`.
+    """(u, s, vh) of A = U·diag(s)·Vᴴ; only s without `compute_uv`.
 
-    With `autotune` the fastest driver of those that are as exact as GESVD is found once, and remembered.
+    With `autotune` the fastest of the drivers that are as exact as GESVD is determined once, and remembered.
     """
     results = ops.svd(a, full_matrices=full_matrices, compute_uv=compute_uv, driver=driver, autotune=autotune)
     return checked("svd", results, check=check)
@@ -109,12 +109,12 @@ def svdvals(a: Any, *, driver: SvdDriver | str | None = None, autotune: bool = F
 
 
 def eig(a: Any, *, left: bool = False, right: bool = True, check: bool = True) -> Any:
-    """(w, v) of A·V = V·diag(w) for any square A; both are complex, unlike NumPy's where all eigenvalues are real.
+    """(w, v) of A·V = V·diag(w) for any square A; both are complex, in NumPy only if an eigenvalue is not real.
 
-    With `left` (w, vl, v), where vlᴴ·A = diag(w)·vlᴴ; without `right` v is left out.
+    With `left` it returns (w, vl, v), where vlᴴ·A = diag(w)·vlᴴ; without `right` it omits v.
     """
-    for name, given in (("left", left), ("right", right)):
-        check_bool(name, given)
+    for name, value in (("left", left), ("right", right)):
+        check_bool(name, value)
     results = ops.eig(a, eigvals_only=not (left or right), left=left)
     if left and not right:
         w, vectors, _, *info = results
@@ -130,6 +130,6 @@ def eigvals(a: Any, *, check: bool = True) -> Any:
 def randomized_svd(
     a: Any, rank: int, *, oversampling: int | None = None, iterations: int = 2, check: bool = True
 ) -> Any:
-    """(u, s, vh) of the largest singular values of A, as many as `rank`, by random projection."""
+    """(u, s, vh) of the `rank` largest singular values of A, by random projection."""
     results = ops.randomized_svd(a, rank, oversampling=oversampling, iterations=iterations)
     return checked("randomized_svd", results, check=check)

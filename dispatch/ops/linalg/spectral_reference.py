@@ -1,4 +1,4 @@
-"""Eigenvalues and singular values of one matrix by LAPACK as SciPy has it: what the host gives, and what is right."""
+"""Eigenvalues and singular values of one matrix by LAPACK through SciPy: the host's results, and the reference."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ if TYPE_CHECKING:
 __all__ = ["FAILED", "SPECTRAL", "lapack", "near_one", "times_power"]
 
 FAILED = 1
-FAR = 20  # the exponent of a largest number that is far from 1
+FAR = 20  # a matrix is scaled if the exponent of its largest number exceeds this
 
 
 @functools.cache
 def lapack(name: str, dtype: np.dtype[Any]) -> Any:
-    """A routine of LAPACK for a dtype."""
+    """A LAPACK routine for a dtype."""
     from scipy.linalg.lapack import get_lapack_funcs
 
     return get_lapack_funcs((name,), dtype=dtype)[0]
 
 
 def _is_finite(a: Array, *, lower: bool) -> bool:
-    """Whether all that is read of a triangle is finite."""
+    """Whether all elements that are read of a triangle are finite."""
     return bool(np.isfinite(np.tril(a) if lower else np.triu(a)).all())
 
 
 def chosen(request: Any, w: Array, v: Array, info: int) -> dict[str, Any]:
-    """Some of all eigenvalues and vectors; those by value first, and NaN behind them."""
+    """The selected eigenvalues and vectors; those selected by value come first, followed by NaN."""
     if info:
         return {"w": 0, "v": 0, "count": 0, "info": info}
     if request.subset_by_index is None and request.subset_by_value is None:
         return {"w": w, "v": v, "info": 0}
-    wanted, nan = subset_slice(request, w), complex(np.nan, np.nan) if v.dtype.kind == "c" else np.nan
-    count = len(w[wanted])
+    selection, nan = subset_slice(request, w), complex(np.nan, np.nan) if v.dtype.kind == "c" else np.nan
+    count = len(w[selection])
     if request.subset_by_value is None:
-        return {"w": w[wanted], "v": v[:, wanted], "info": 0}
+        return {"w": w[selection], "v": v[:, selection], "info": 0}
     some, vectors = np.full_like(w, np.nan), np.full_like(v, nan)
-    some[:count], vectors[:, :count] = w[wanted], v[:, wanted]
+    some[:count], vectors[:, :count] = w[selection], v[:, selection]
     return {"w": some, "v": vectors, "count": count, "info": 0}
 
 
@@ -73,12 +73,12 @@ def _eig(request: Any, a: Array) -> dict[str, Any]:
         return {"w": np.zeros(0), "vl": a, "v": a, "info": 0}
     if not np.isfinite(a).all():
         return {"w": 0, "vl": 0, "v": 0, "info": FAILED}
-    given = {"compute_vl": request.left, "compute_vr": not request.eigvals_only}
+    flags = {"compute_vl": request.left, "compute_vr": not request.eigvals_only}
     a, exponent = near_one(a)
     if a.dtype.kind == "c":
-        w, left, v, info = lapack("geev", a.dtype)(a, **given)
+        w, left, v, info = lapack("geev", a.dtype)(a, **flags)
         return {"w": times_power(w, exponent), "vl": left, "v": v, "info": info}
-    real, imag, left, v, info = lapack("geev", a.dtype)(a, **given)
+    real, imag, left, v, info = lapack("geev", a.dtype)(a, **flags)
     w = times_power(real + 1j * imag, exponent)
     if request.eigvals_only:
         return {"w": w, "info": info}
@@ -86,28 +86,28 @@ def _eig(request: Any, a: Array) -> dict[str, Any]:
 
 
 def near_one(a: Array) -> tuple[Array, int]:
-    """A matrix and a power of 2 by which it is to be multiplied: it is scaled where its numbers are large or small.
+    """A matrix, scaled if its numbers are very large or small, and the power of 2 to multiply it by.
 
-    LAPACK does that for `geev`, but SciPy's (1.17, OpenBLAS 0.3.30) did not multiply the eigenvalues again: of 1e15
-    times a matrix in f32 they were 1,800 times too small.
+    LAPACK scales the matrix for `geev`, but SciPy's build (1.17, OpenBLAS 0.3.30) did not scale the eigenvalues back:
+    for 1e15 times a matrix in f32 they were 1,800 times too small.
     """
     exponent = int(np.frexp(np.abs(a).max())[1])
     return (a, 0) if abs(exponent) <= FAR else (times_power(a, -exponent), exponent)
 
 
 def times_power(a: Array, exponent: int) -> Array:
-    """a · 2^exponent, exact but where it leaves the dtype's range."""
+    """a · 2^exponent, exact unless it leaves the dtype's range."""
     if not exponent:
         return a
-    made = np.empty_like(a)
-    np.ldexp(a.real, exponent, out=made.real)
+    result = np.empty_like(a)
+    np.ldexp(a.real, exponent, out=result.real)
     if a.dtype.kind == "c":
-        np.ldexp(a.imag, exponent, out=made.imag)
-    return made
+        np.ldexp(a.imag, exponent, out=result.imag)
+    return result
 
 
 def _from_pairs(v: Array, w: Array) -> Array:
-    """Complex vectors of a real matrix, of which a pair's real and imaginary parts are columns."""
+    """Complex vectors of a real matrix; the real and imaginary parts of a pair are in adjacent columns."""
     first = np.flatnonzero(w.imag > 0)
     vectors = v.astype(w.dtype)
     vectors[:, first] += 1j * v[:, first + 1]
@@ -126,8 +126,8 @@ def _randomized_svd(request: Any, a: Array) -> dict[str, Any]:
 def _svd(request: Any, a: Array) -> dict[str, Any]:
     rows, cols = a.shape
     if not a.size:
-        kept = (rows, cols) if request.full_matrices else (0, 0)
-        return {"u": np.eye(rows, kept[0]), "s": np.zeros(0), "vh": np.eye(kept[1], cols), "info": 0}
+        extents = (rows, cols) if request.full_matrices else (0, 0)
+        return {"u": np.eye(rows, extents[0]), "s": np.zeros(0), "vh": np.eye(extents[1], cols), "info": 0}
     if not np.isfinite(a).all():
         return {"u": 0, "s": 0, "vh": 0, "info": FAILED}
     name = "gesvd" if request.driver in (None, SvdDriver.GESVD) else "gesdd"

@@ -1,4 +1,4 @@
-"""How far eigenvalues and singular values are from right: what is measured of one matrix, in units of n·eps."""
+"""The errors of eigenvalues and singular values of one matrix, in units of n·eps."""
 
 from __future__ import annotations
 
@@ -28,45 +28,46 @@ if TYPE_CHECKING:
 
 __all__ = ["SPECTRAL"]
 
-# Of an eigenvalue that is repeated any vectors do that are a basis: κ(V) is held to this many times that of LAPACK's,
-# where that is no larger than the second number.
+# For a repeated eigenvalue any vectors that form a basis are correct: κ(V) may be this many times that of LAPACK's, if
+# that is no larger than the second number.
 LOOSE, FAR_FROM_DEFECTIVE = 1e3, 1e4
-SWEEPS = 12  # of Jacobi's method, at most
+SWEEPS = 12  # the most sweeps of Jacobi's method
 
 
 def ordered(request: Any, found: Any, exact: Array, size: float, eps: float) -> Ratios:
-    """Eigenvalues against all that there are: their order, how many were found, NaN behind them, and their distance."""
-    w, wanted = found["w"], exact[subset_slice(request, exact)]
+    """Eigenvalues compared with all that exist: their order, their number, NaN after them, and their distance."""
+    w, expected = found["w"], exact[subset_slice(request, exact)]
     if request.subset_by_value is not None:
-        kept = len(wanted)
-        yield "another count of eigenvalues than are within the bounds", 0.0 if found["count"] == kept else np.inf
-        behind = [found["w"][kept:], *([] if request.eigvals_only else [found["v"][:, kept:]])]
+        count = len(expected)
+        yield "another count of eigenvalues than are within the bounds", 0.0 if found["count"] == count else np.inf
+        behind = [found["w"][count:], *([] if request.eigvals_only else [found["v"][:, count:]])]
         yield "what is behind the eigenvalues, NaN, for which this", 0.0 if all(map(_all_nan, behind)) else np.inf
-        w = w[:kept]
+        w = w[:count]
     yield "an eigenvalue below the one before", 0.0 if (np.diff(w) >= 0).all() else np.inf
     if request.driver is EighDriver.SYEVJ:
-        yield "the largest distance of an eigenvalue", largest_error(w - wanted, size, eps, len(exact))
+        yield "the largest distance of an eigenvalue", largest_error(w - expected, size, eps, len(exact))
     else:
-        yield "the eigenvalues' distance", scaled_error((w - wanted)[:, None], size, eps, len(exact))
+        yield "the eigenvalues' distance", scaled_error((w - expected)[:, None], size, eps, len(exact))
 
 
 def largest_error(errors: Array, size: float, eps: float, n: int) -> float:
-    """The largest error in units of n·eps of a size, where of others the sum of all is held to that.
+    """The largest error in units of n·eps of a size; for other methods the sum of all errors must meet that bound.
 
-    Jacobi's method rotates A some n times a sweep, and its rotations are orthogonal but for roundoff: with cuSOLVER's
-    all values drift one way. On an H100 the farthest was off by 0.7 to 3.3 n·eps·‖A‖ of the spectral norm (matrices of
-    30 to 515 rows, 6 to 11 sweeps, f32 to c64), whatever tolerance ends it; so the sum grows with n.
+    Jacobi's method rotates A about n times per sweep, and its rotations are orthogonal except for roundoff: with
+    cuSOLVER all values drift in the same direction. On an H100 the largest error was 0.7 to 3.3 n·eps·‖A‖ of the
+    spectral norm (matrices of 30 to 515 rows, 6 to 11 sweeps, f32 to c64), whatever tolerance ends the method;
+    therefore the sum grows with n.
     """
     return scaled_error(errors[None, :], size, eps, n)
 
 
 def rotation_error(x: Array, eps: float) -> float:
-    """How far columns that Jacobi's rotations made are from orthonormal, in units of what as many may come to.
+    """The distance from orthonormality of columns made by Jacobi's rotations, relative to what that many may cause.
 
-    In a sweep a column meets n - 1 others. A rotation whose sine and cosine are rounded, and their products with it,
-    makes the column longer or shorter by up to 5 roundoffs, and those of one pair are alike, so that they need not
-    cancel: up to 5·n·eps a sweep, of which cuSOLVER takes 6 to 11. On an H100 gesvdj's U of random c128 matrices of 515
-    rows was off by 18 to 20 n·eps, torch's of the same matrices as well, and in one draw by 36.
+    In a sweep a column is rotated with n - 1 others. A rotation with rounded sine and cosine, and rounded products with
+    them, changes the length of the column by up to 5 roundoffs. Errors of one pair have the same sign, so they need not
+    cancel: up to 5·n·eps per sweep, and cuSOLVER needs 6 to 11 sweeps. On an H100 the error of gesvdj's U for random
+    c128 matrices of 515 rows was 18 to 20 n·eps, for torch with the same matrices as well, and 36 in one draw.
     """
     return orthonormality_error(x, eps) * THRESHOLD / (5 * SWEEPS)
 
@@ -76,9 +77,9 @@ def _all_nan(values: Array) -> bool:
 
 
 def found_pairs(request: Any, found: Any) -> tuple[Array, Array]:
-    """The eigenvalues and vectors that were found."""
-    kept = int(found["count"]) if request.subset_by_value is not None else len(found["w"])
-    return found["w"][:kept], found["v"][:, :kept]
+    """The eigenvalues and vectors that the request returned."""
+    count = int(found["count"]) if request.subset_by_value is not None else len(found["w"])
+    return found["w"][:count], found["v"][:, :count]
 
 
 def _eigh(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
@@ -93,9 +94,9 @@ def _eigh(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
 
 
 def _generalized_eigh(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
-    """As LAPACK's dsgt01, but that B's condition counts: the routines go by its Cholesky factor.
+    """As LAPACK's dsgt01, but the condition of B counts: the routines use its Cholesky factor.
 
-    Eigenvalues are held to the bound of LAPACK's Users' Guide, ‖A‖·‖B⁻¹‖ + κ(B)·|w|, with ‖B‖ for problems 2 and 3.
+    The bound for eigenvalues is that of LAPACK's Users' Guide, ‖A‖·‖B⁻¹‖ + κ(B)·|w|, with ‖B‖ for problems 2 and 3.
     """
     if not a.size:
         yield from ordered(request, found, np.zeros(0), 0.0, eps)
@@ -116,9 +117,9 @@ def _generalized_eigh(request: Any, a: Array, given: Any, found: Any, eps: float
 
 
 def _eig(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
-    """As LAPACK's dget22; eigenvalues alone are those of matrices nearby: A - w has a singular value next to 0.
+    """As LAPACK's dget22; eigenvalues without vectors must be those of nearby matrices: A - w is nearly singular.
 
-    That none is there twice and another not, their sums tell, of w and of w².
+    The sums of w and of w² show that no eigenvalue appears twice in place of another.
     """
     del given
     n, w = len(a), found["w"]
@@ -147,29 +148,32 @@ def _eig(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
 
 
 def _left(a: Array, w: Array, u: Array, eps: float) -> Ratios:
-    """Left eigenvectors: of eigenvalues of their own as well as right ones, of w but for its condition.
+    """Left eigenvectors: each must fit an eigenvalue of its own like a right one, and w except for the condition of w.
 
-    That is 1/|uᴴ·v|: how far an eigenvalue of A is from that of a matrix that is off by roundoff.
+    That condition is 1/|uᴴ·v|: the distance of an eigenvalue of A from that of a matrix that is off by roundoff.
     """
     n = len(a)
     products = u.conj().T @ a
-    own = (products * u.T).sum(axis=1)
-    yield "Uᴴ·A - w'·Uᴴ of their own w'", scaled_error((products - own[:, None] * u.conj().T).conj().T, norm(a), eps, n)
+    values = (products * u.T).sum(axis=1)
+    yield (
+        "Uᴴ·A - w'·Uᴴ of their own w'",
+        scaled_error((products - values[:, None] * u.conj().T).conj().T, norm(a), eps, n),
+    )
     lengths = np.abs(np.linalg.norm(u, axis=0) - 1).max()
     yield "a length of U's columns", float(lengths / (n * eps))
     exact, v = np.linalg.eig(a)
     if np.linalg.cond(v) < FAR_FROM_DEFECTIVE:
         conditions = np.linalg.norm(np.linalg.inv(v), axis=1)[np.abs(exact - w[:, None]).argmin(axis=1)]
-        apart = np.abs(products - w[:, None] * u.conj().T).sum(axis=1) / conditions
-        yield "Uᴴ·A - w·Uᴴ, in units of w's condition,", float(apart.max() / (n * eps * norm(a)))
+        distances = np.abs(products - w[:, None] * u.conj().T).sum(axis=1) / conditions
+        yield "Uᴴ·A - w·Uᴴ, in units of w's condition,", float(distances.max() / (n * eps * norm(a)))
 
 
 def _randomized_svd(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
-    """Of matrices of the rank that is asked for, of which nothing is left out.
+    """The errors for matrices of the requested rank, where the approximation leaves nothing out.
 
-    Columns (A·Aᴴ)^q·A·Ω hold the last of the k directions s[k-1]^(2q+1) times, beside roundoff of n·eps·s[0]^(2q+1): it
-    is turned by n·eps·(s[0]/s[k-1])^(2q+1), and loses s[k-1] times that, which in units of n·eps·‖A‖ is
-    (s[0]/s[k-1])^2q: 81 where s[0] is 3·s[k-1] and q is 2. cuSOLVER's singular values were off by 183 (f64) and 222
+    Columns (A·Aᴴ)^q·A·Ω contain the last of the k directions s[k-1]^(2q+1) times, plus roundoff of n·eps·s[0]^(2q+1):
+    the direction rotates by n·eps·(s[0]/s[k-1])^(2q+1), and loses s[k-1] times that, which in units of n·eps·‖A‖ is
+    (s[0]/s[k-1])^2q: 81 if s[0] is 3·s[k-1] and q is 2. The error of cuSOLVER's singular values was 183 (f64) and 222
     (f32) n·eps·‖A‖ on an H100.
     """
     del given
@@ -194,10 +198,10 @@ def is_descending(s: Array) -> bool:
 
 
 def _approximate_svd(request: Any, a: Array, found: Any, eps: float) -> Ratios:
-    """As far as Aᴴ·A tells: κ is ‖A‖ over the least singular value, and at most what roundoff makes of 0.
+    """The errors of a decomposition by Aᴴ·A: κ is ‖A‖ over the least singular value, bounded by the roundoff of a 0.
 
-    Eigenvalues are off by n·eps·‖A‖², and so the squares of singular values are; these by n·eps·‖A‖·κ. The columns of
-    U are A·V over them: what V is off by is κ² times that in Uᴴ·U.
+    The error of the eigenvalues, which are the squares of the singular values, is n·eps·‖A‖², and that of the
+    singular values n·eps·‖A‖·κ. The columns of U are A·V divided by them: the error of V appears κ² times in Uᴴ·U.
     """
     s, most = found["s"], max(a.shape)
     yield "a singular value above the one before, or below 0,", 0.0 if is_descending(s) else np.inf
@@ -209,7 +213,7 @@ def _approximate_svd(request: Any, a: Array, found: Any, eps: float) -> Ratios:
     if request.compute_uv and a.size:
         largest = 1 / np.sqrt(most * eps)
         condition = min(size / max(float(exact[-1]), np.finfo(np.float64).tiny), largest)
-        # Of Aᵀ = U'·S·V'ᴴ, where A is wide, U' is the transpose of Vᴴ.
+        # If A is wide, Aᵀ = U'·S·V'ᴴ is decomposed, and U' is the transpose of Vᴴ.
         u, v = found["u"], found["vh"].conj().T
         left, right = (u, v) if len(a) >= a.shape[1] else (v, u)
         yield "I - Vᴴ·V", orthonormality_error(right, eps)

@@ -1,4 +1,4 @@
-"""What a routine says of its success, and what is raised where it has failed: one number for each matrix."""
+"""The status of a routine, one number for each matrix, and the errors that are raised if it has failed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MEANINGS = {
     "svd": (UNCONVERGED, "a NaN or an infinity in the matrix does that; else try another driver"),
 }
 
-# Of functions whose statuses say different things, by the status.
+# Messages of functions whose statuses have different meanings, by the status.
 OF_STATUS = {
     ("expm", TOO_LARGE): (
         "the 1-norm is too large for so many squarings",
@@ -51,20 +51,20 @@ OF_STATUS = {
 
 
 def check_info(routine: str, info: Any, *, meaning: str = "", hint: str = "") -> None:
-    """Wait for a status, or those of a batch, and raise LinAlgError where one is not 0.
+    """Wait for a status, or those of a batch, and raise LinAlgError if one is not 0.
 
     Args:
-        routine: the function that gave it: "cholesky", "lu_factor", "ldl", "solve", "inv", "eigh", "svd", "pinv",
+        routine: the function that returned it: "cholesky", "lu_factor", "ldl", "solve", "inv", "eigh", "svd", "pinv",
             "lstsq", "expm" or "matrix_rank".
-        info: the status, a tensor of ours or of another library.
-        meaning, hint: what to say instead of what is said of that function.
+        info: the status, a tensor of this or of another library.
+        meaning, hint: texts that replace those of that function.
     """
     statuses = numbers(info)
     if statuses.any():
         failed = {tuple(map(int, place)): int(statuses[tuple(place)]) for place in np.argwhere(statuses)}
         first = next(iter(failed.values()))
-        said = OF_STATUS.get((routine, first)) or MEANINGS.get(routine, ("it failed (info {status})", ""))
-        raise LinAlgError(routine, failed, meaning or said[0], hint or said[1])
+        message = OF_STATUS.get((routine, first)) or MEANINGS.get(routine, ("it failed (info {status})", ""))
+        raise LinAlgError(routine, failed, meaning or message[0], hint or message[1])
 
 
 def numbers(info: Any) -> Any:
@@ -79,10 +79,10 @@ def numbers(info: Any) -> Any:
 
 
 def checked(routine: str, results: tuple[Any, ...], *, check: bool, **said: str) -> Any:
-    """Results whose last is a status, without it once it is known to be 0."""
+    """Results that end with a status; the status is removed after it was checked to be 0."""
     check_bool("check", check)
     if not check:
         return results
-    *found, info = results
+    *outputs, info = results
     check_info(routine, info, **said)
-    return found[0] if len(found) == 1 else tuple(found)
+    return outputs[0] if len(outputs) == 1 else tuple(outputs)

@@ -1,4 +1,4 @@
-"""The operands of a request as matrices and vectors, and what plans of several libraries have in common."""
+"""The operands of a request as matrices and vectors, and steps that plans of several libraries share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["LOWER", "MAX_BATCHED_ROWS", "UPPER", "LinalgSteps"]
 
 LOWER, UPPER = cb.cublasFillMode_t.CUBLAS_FILL_MODE_LOWER, cb.cublasFillMode_t.CUBLAS_FILL_MODE_UPPER
-MAX_BATCHED_ROWS = 512  # rows of matrices that the batched routines take at once; larger ones fill a GPU alone
+MAX_BATCHED_ROWS = 512  # rows up to which batched routines are used; a larger matrix fills a GPU alone
 
 
 class LinalgSteps(Steps):
@@ -29,7 +29,7 @@ class LinalgSteps(Steps):
         self.dtype = request.matrices.dtype
 
     def matrix(self, name: str) -> Matrix:
-        """An operand as a matrix; a vector is one column."""
+        """An operand as a matrix; a vector has one column."""
         layout = self.request.layout_of(name)
         is_vector = len(layout.shape) == 1
         return matrix_of(layout, self.request.place_of(name), vector=is_vector)
@@ -41,24 +41,24 @@ class LinalgSteps(Steps):
         return OperandPointer(self.request.place_of(name), 0, count_of(each) * layout.dtype.itemsize)
 
     def idle(self) -> Plan:
-        """The plan where there is no element: the status of each matrix is 0."""
+        """The plan for operands without elements: the status of each matrix is 0."""
         for name in self.request.outputs().keys() & {"count", "info", "iterations"}:
             self.fill_zeros(self.vector(name), self.request.layout_of(name).dtype.itemsize * self.batch)
         return self.plan(capture_safe=False, idle=True)
 
     def target(self, wanted: Matrix) -> Matrix:
-        """A result's own memory where a routine can write it, else scratch memory: `finish` copies it over."""
+        """A result's own memory if a routine can write it, otherwise scratch memory, which `finish` copies."""
         if wanted.is_column_major:
             return wanted
         return self.scratch_matrix(wanted.dtype, wanted.rows, wanted.cols)
 
     def finish(self, made: Matrix, wanted: Matrix) -> None:
-        """Copy a result to where it is wanted, if it is not there."""
+        """Copy a result to its memory, if it is not there."""
         if made != wanted:
             self.copy(made, wanted)
 
     def solve_cholesky(self, c: Matrix, x: Matrix, *, lower: bool) -> None:
-        """Solve with a Cholesky factor: `potrs` over each matrix, all at once where each has one right side."""
+        """Solve with a Cholesky factor: `potrs` over each matrix, or one batched call for one right-hand side each."""
         uplo, kind, info = LOWER if lower else UPPER, cuda_type(c.dtype), self.ignored_info()
         if self.batch > 1 and c.rows <= MAX_BATCHED_ROWS and x.cols == 1:
             lists = (self.pointers(c), c.ld, self.pointers(x), x.ld)

@@ -1,4 +1,4 @@
-"""Some of the eigenvalues of a matrix, by place or by value: what may be asked, and what comes out."""
+"""Some of the eigenvalues of a matrix, by index or by value: valid arguments, and the results."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ ENDS = 2
 
 
 def check_subset(request: Any) -> None:
-    """BadRequest for a subset that is none; what was given as a list becomes a tuple of Python's numbers."""
+    """BadRequest for an invalid subset; a list of numbers becomes a tuple of Python numbers."""
     n, index, values = request.a.shape[-1], request.subset_by_index, request.subset_by_value
     if index is not None and values is not None:
         raise BadRequest("subset_by_value", shown(values), "one subset, by index or by value, not both")
     if index is not None:
-        wanted = f"(first, last), with 0 <= first <= last < {n}" if n else "none, for the matrix has no eigenvalues"
+        expected = f"(first, last), with 0 <= first <= last < {n}" if n else "none, for the matrix has no eigenvalues"
         pair = index if isinstance(index, tuple) and len(index) == ENDS else ()
         if not pair or any(type(one) is not int for one in pair) or not 0 <= pair[0] <= pair[1] < n:
-            raise BadRequest("subset_by_index", shown(index), wanted)
+            raise BadRequest("subset_by_index", shown(index), expected)
     if values is not None:
         if not isinstance(values, (tuple, list, np.ndarray)) or np.shape(values) != (ENDS,):
             raise BadRequest("subset_by_value", shown(values), "(low, high), with low < high")
         for one in values:
             check_number("subset_by_value", one)
         low, high = map(float, values)
-        if not low < high:  # NaN is none
+        if not low < high:  # also true for NaN
             raise BadRequest("subset_by_value", shown(values), "(low, high), with low < high", "use -inf or inf")
         object.__setattr__(request, "subset_by_value", (low, high))
 
 
 def found_of(request: Any) -> int:
-    """How many eigenvalues have a place in the results."""
+    """How many eigenvalues the results have memory for."""
     if request.subset_by_index is None:
         return int(request.a.shape[-1])
     first, last = request.subset_by_index
@@ -51,18 +51,18 @@ def found_of(request: Any) -> int:
 
 
 def eigen_outputs(request: Any) -> dict[str, Output]:
-    """The outputs of a request of eigenvalues that are real."""
+    """The outputs of a request of real eigenvalues."""
     n, k, dtype = request.a.shape[-1], found_of(request), request.a.dtype
-    found = {"w": dense((*request.batch, k), real_of(dtype))}
+    outputs = {"w": dense((*request.batch, k), real_of(dtype))}
     if not request.eigvals_only:
-        found["v"] = by_columns((*request.batch, n, k), dtype)
+        outputs["v"] = by_columns((*request.batch, n, k), dtype)
     if request.subset_by_value is not None:
-        found["count"] = dense(request.batch, I64)
-    return found | {"info": request.info_output()}
+        outputs["count"] = dense(request.batch, I64)
+    return outputs | {"info": request.info_output()}
 
 
 def subset_slice(request: Any, w: Array) -> slice:
-    """Which of all eigenvalues, ascending, are wanted."""
+    """The selected range of all eigenvalues, ascending."""
     if request.subset_by_index is not None:
         first, last = request.subset_by_index
         return slice(first, last + 1)

@@ -1,4 +1,4 @@
-"""The requests of symmetric and Hermitian indefinite matrices: L·D·Lᵀ and L·D·Lᴴ by Bunch and Kaufman's pivoting."""
+"""The requests of symmetric and Hermitian indefinite matrices: L·D·Lᵀ and L·D·Lᴴ by Bunch-Kaufman pivoting."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ __all__ = ["LdlRequest", "LdlSolveRequest"]
 
 @dataclass(frozen=True, eq=False)
 class LdlRequest(LinalgRequest["tuple[Tensor, ...]"]):
-    """A = L·D·Lᴴ, or U·D·Uᴴ, of a matrix that need not be definite, by `sytrf`; gives back (out, pivots, info).
+    """A = L·D·Lᴴ, or U·D·Uᴴ, of a matrix that need not be definite, by `sytrf`; returns (out, pivots, info).
 
-    D has blocks of one or two rows on its diagonal, L is a triangle of ones on its diagonal with its rows exchanged.
+    D has blocks of one or two rows on its diagonal, L is a unit triangular matrix with exchanged rows.
 
     Attributes:
-        a: (…, n, n), of which one triangle is read.
-        lower: whether that is the lower one, and L comes out; else the upper one, and U.
-        hermitian: whether the other triangle is the conjugate of it; else A is symmetric, A = L·D·Lᵀ. Of real matrices
-            both are the same. Of complex ones that are Hermitian cuSOLVER has a routine from 12.4 on.
-        expand: gives back (lu, d, perm, info) instead, as `scipy.linalg.ldl` does.
-        out: D's blocks and L's columns in one triangle, as LAPACK packs them, and zeros in the other one; it may be `a`
-            itself. Left open, its columns lie one behind another.
-        pivots: i64 (…, n), as LAPACK counts: of a positive one, p, row i was exchanged with row p - 1; two that are -p
-            beside one another are a block of two rows, whose second (of U its first) was exchanged with row p - 1.
-        lu, d: (…, n, n), of A = lu·d·luᴴ; left open, their columns lie one behind another.
-        perm: i64 (…, n), dense, counted from 0: the rows perm[0], perm[1], … of lu are a triangle.
-        info: i32, one for each matrix: 0, or an i for which D[i - 1, i - 1] is exactly 0; the factors are right even
-            so, but nothing can be solved with them.
+        a: (…, n, n); only one triangle is read.
+        lower: True reads the lower triangle and computes L; False the upper one and U.
+        hermitian: whether the other triangle is the conjugate transpose; otherwise A is symmetric, A = L·D·Lᵀ. For real
+            matrices both are the same. For complex Hermitian matrices cuSOLVER has a routine from 12.4 on.
+        expand: whether it returns (lu, d, perm, info) instead, as `scipy.linalg.ldl` does.
+        out: D's blocks and L's columns in one triangle, packed as in LAPACK, and zeros in the other one; it may be `a`
+            itself. By default it is column-major.
+        pivots: i64 (…, n), as LAPACK counts: a positive p means that row i was exchanged with row p - 1; two adjacent
+            -p are a block of two rows, whose second row (for U the first) was exchanged with row p - 1.
+        lu, d: (…, n, n), of A = lu·d·luᴴ; by default they are column-major.
+        perm: i64 (…, n), dense, counted from 0: the rows perm[0], perm[1], … of lu are triangular.
+        info: i32, one for each matrix: 0, or an i for which D[i - 1, i - 1] is exactly 0; the factors are then still
+            correct, but nothing can be solved with them.
 
-    A NaN stays in the factors, with an info above 0 or without. The matrices of a batch are taken one after another.
+    A NaN stays in the factors; info may or may not be above 0. The matrices of a batch are processed one after another.
     """
 
     op: ClassVar[str] = "ldl"
@@ -70,16 +70,15 @@ class LdlRequest(LinalgRequest["tuple[Tensor, ...]"]):
 
 @dataclass(frozen=True, eq=False)
 class LdlSolveRequest(LinalgRequest["Tensor"]):
-    """The x of A·x = b from the factors that `ldl` gives, by `sytrs`.
+    """The x of A·x = b from the factors of `ldl`, by `sytrs`.
 
     Attributes:
-        ldu: (…, n, n), the factors, of which one triangle is read; copied where its columns do not lie one behind
-            another.
-        pivots: i64 (…, n), dense, counted from 1. On a GPU nobody can check them: others than `ldl` gives are an error
-            that may end the process.
+        ldu: (…, n, n), the factors; only one triangle is read. They are copied unless they are column-major.
+        pivots: i64 (…, n), dense, counted from 1. On a GPU they cannot be checked: pivots that are not from `ldl` are
+            an error that may end the process.
         b: (…, n, k), or (n,) for one matrix.
-        lower, hermitian: as they were given to `ldl`.
-        out: x, of b's shape; it may be `b` itself. Left open, its columns lie one behind another.
+        lower, hermitian: the same values as for `ldl`.
+        out: x, of b's shape; it may be `b` itself. By default it is column-major.
 
     A D with 0 on its diagonal gives infinities and NaN.
     """

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OF_HERMITIAN", "SOLVED", "SYMMETRIC_FORMS", "forms_of", "kind_of", "symmetric"]
 
-OF_HERMITIAN = "Hermitian"  # the variant of rows of complex matrices that are
+OF_HERMITIAN = "Hermitian"  # the variant of rows for complex Hermitian matrices
 SINGULAR = (F("zero row", (7, 7), lower=True), F("zero row", (3, 6, 6), "columns", "rows", lower=False))
 HOLLOW = (F("hollow", (14, 14), lower=True), F("hollow", (2, 9, 9), "strided", "columns", lower=False))
 OTHERS = (*SINGULAR, *HOLLOW, F("deficient", (11, 11), lower=False), F("wilkinson", (21, 21), "columns", lower=True))
@@ -30,7 +30,7 @@ SOLVED = (*HALVES, *ONE_RIGHT, *HOLLOW, *SINGULAR)  # systems of matrices that a
 
 
 def kind_of(op: str, choices: dict[str, Any]) -> bool | None:
-    """Whether the matrices of a case are Hermitian; None where they are neither that nor symmetric."""
+    """Whether the matrices of a case are Hermitian; None if they are neither Hermitian nor symmetric."""
     if op in SYMMETRIC_FORMS:
         return bool(choices["hermitian"])
     assumed = choices.get("assume_a")
@@ -38,7 +38,7 @@ def kind_of(op: str, choices: dict[str, Any]) -> bool | None:
 
 
 def forms_of(row: Row, forms: tuple[Form, ...]) -> tuple[Form, ...]:
-    """The forms of an op as a row takes them: symmetric, Hermitian, or of real matrices both by turns."""
+    """The forms of an op that a row supports: symmetric, Hermitian, or for real matrices both in rotation."""
     is_system = row.op == "solve"
     if not is_system and row.op not in SYMMETRIC_FORMS:
         return forms
@@ -53,19 +53,19 @@ def forms_of(row: Row, forms: tuple[Form, ...]) -> tuple[Form, ...]:
 
 
 def symmetric(kind: str, n: int, dtype: Any, rng: np.random.Generator, *, hermitian: bool) -> Array:
-    """A matrix of a kind that is symmetric or Hermitian, and in general indefinite, in double precision."""
+    """A symmetric or Hermitian matrix of a kind, in general indefinite, in double precision."""
     lower = {"lower": True, "hermitian": hermitian}
     if not n:
         return np.zeros((0, 0))
     if kind == "deficient":
         half = normal(rng, dtype, (n, n - 1))
         return np.asarray((half * np.where(np.arange(n - 1) % 2, -1, 1)) @ (half.conj().T if hermitian else half.T))
-    made = mirrored(
+    a = mirrored(
         matrix("random" if kind in ("zero row", "hollow") else kind, n, n, dtype, rng, positive=False), **lower
     )
-    if kind == "hollow":  # nothing on the diagonal, so that D has blocks of two rows
-        made = made - np.diag(np.diag(made))
-    if kind == "zero row":  # nothing is exchanged, and a 0 is on D's diagonal exactly
-        made = made + np.diag(np.where(np.arange(n) % 2, -4.0 * n, 4.0 * n))
-        made[2], made[:, 2] = 0, 0
-    return made
+    if kind == "hollow":  # zeros on the diagonal, so D has blocks of two rows
+        a = a - np.diag(np.diag(a))
+    if kind == "zero row":  # no rows are exchanged, and D's diagonal has an exact 0
+        a = a + np.diag(np.where(np.arange(n) % 2, -4.0 * n, 4.0 * n))
+        a[2], a[:, 2] = 0, 0
+    return a

@@ -1,4 +1,4 @@
-"""L·D·Lᴴ of one matrix by LAPACK as SciPy has it: what the host gives, and what is right."""
+"""L·D·Lᴴ of one matrix by LAPACK through SciPy: the host's results, and the reference."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def _routine(name: str, dtype: Any, *, hermitian: bool) -> Any:
 
 
 def factored(a: Array, *, lower: bool, hermitian: bool) -> tuple[Array, Array, int]:
-    """The packed factors with zeros beside them, LAPACK's pivots, and its status; NaN where what is read has any."""
-    kept = np.tril(a) if lower else np.triu(a)
+    """The packed factors with zeros in the other triangle, LAPACK's pivots, and its status; NaN gives NaN."""
+    part = np.tril(a) if lower else np.triu(a)
     if hermitian and a.dtype.kind == "c":
-        np.fill_diagonal(kept, np.diag(kept).real)
-    if not np.isfinite(kept).all():
+        np.fill_diagonal(part, np.diag(part).real)
+    if not np.isfinite(part).all():
         triangle = np.tri(len(a), dtype=np.bool_)
-        return np.where(triangle if lower else triangle.T, np.nan, kept), np.arange(1, len(a) + 1), FAILED
+        return np.where(triangle if lower else triangle.T, np.nan, part), np.arange(1, len(a) + 1), FAILED
     work = max(1, 64 * len(a))
-    packed, pivots, info = _routine("trf", a.dtype, hermitian=hermitian)(kept, lower=lower, lwork=work)
+    packed, pivots, info = _routine("trf", a.dtype, hermitian=hermitian)(part, lower=lower, lwork=work)
     return np.tril(packed) if lower else np.triu(packed), pivots.astype(np.int64), info
 
 
@@ -46,10 +46,10 @@ def _ldl(request: Any, a: Array) -> dict[str, Any]:
         return {"out": a, "pivots": none, "lu": a, "d": a, "perm": none, "info": 0}
     kind = {"lower": request.lower, "hermitian": request.hermitian and a.dtype.kind == "c"}
     out, pivots, info = factored(a, **kind)
-    found = {"out": out, "pivots": pivots, "info": info}
+    results = {"out": out, "pivots": pivots, "info": info}
     if request.expand:
-        found |= dict(zip(("lu", "d", "perm"), expanded(out, pivots, **kind), strict=True))
-    return found
+        results |= dict(zip(("lu", "d", "perm"), expanded(out, pivots, **kind), strict=True))
+    return results
 
 
 def _ldl_solve(request: Any, ldu: Array, pivots: Array, b: Array) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How far L·D·Lᴴ is from right, in units of n·eps; see residuals.py."""
+"""The error of L·D·Lᴴ, in units of n·eps; see residuals.py."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ __all__ = ["SYMMETRIC"]
 
 
 def _is_zero(d: Array, info: int) -> bool:
-    """Whether a status is what D says: that of a block of one row that is exactly 0, and 0 where there is none."""
-    beside = np.abs(d - np.diag(np.diag(d))).sum(axis=0)
-    places = np.flatnonzero((np.diag(d) == 0) & (beside == 0)) + 1
+    """Whether a status agrees with D: the index of a block of one row that is exactly 0, or 0 if there is none."""
+    off_diagonal = np.abs(d - np.diag(np.diag(d))).sum(axis=0)
+    places = np.flatnonzero((np.diag(d) == 0) & (off_diagonal == 0)) + 1
     return info in places if places.size else info == 0
 
 
 def _adjoint(request: Any, factor: Array) -> Array:
-    turned: Array = factor.conj().T if request.hermitian else factor.T
-    return turned
+    adjoint: Array = factor.conj().T if request.hermitian else factor.T
+    return adjoint
 
 
 def _ldl(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
@@ -51,8 +51,8 @@ def _ldl(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
             yield "pivots that name rows that were passed", np.inf
             return
         outer, d, _ = expanded(packed, pivots, **kind)
-        apart = [abs(np.linalg.det(d[i : j + 1, i : j + 1])) for i, j in blocks(pivots) if i != j]
-        yield "a block of two rows that is singular", 0.0 if all(apart) else np.inf
+        determinants = [abs(np.linalg.det(d[i : j + 1, i : j + 1])) for i, j in blocks(pivots) if i != j]
+        yield "a block of two rows that is singular", 0.0 if all(determinants) else np.inf
     yield "A - L·D·Lᴴ", scaled_error(outer @ d @ _adjoint(request, outer) - exact, norm(exact), eps, len(a))
     yield "D - Dᴴ", zero_or_inf(d - _adjoint(request, d))
     yield "another status than D has zeros on its diagonal", 0.0 if _is_zero(d, int(found["info"])) else np.inf

@@ -1,7 +1,7 @@
-"""Systems with the factors of LU: rows exchanged by a kernel of this library, and both triangles by cuBLAS's `trsm`.
+"""Systems with LU factors: a kernel of this library exchanges the rows, and cuBLAS's `trsm` solves both triangles.
 
-cuSOLVER's `getrs` does as much, in one and a half times the time for many right sides. Matrices of a batch are called
-for one after the other. Follows https://docs.nvidia.com/cuda/cublas/#cublas-t-trsm.
+cuSOLVER's `getrs` does the same in one and a half times the time for many right-hand sides. The matrices of a batch are
+one call each. Follows https://docs.nvidia.com/cuda/cublas/#cublas-t-trsm.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["invert_lu", "solve_lu"]
 
 LEFT, OP_N = cb.cublasSideMode_t.CUBLAS_SIDE_LEFT, cb.cublasOperation_t.CUBLAS_OP_N
 UNIT, NON_UNIT = cb.cublasDiagType_t.CUBLAS_DIAG_UNIT, cb.cublasDiagType_t.CUBLAS_DIAG_NON_UNIT
-NUMBER = 4  # bytes of the number of a row
+NUMBER = 4  # bytes of a row index
 
 
 def solve_lu(
@@ -35,9 +35,9 @@ def solve_lu(
     wanted: Matrix,
     trans: cb.cublasOperation_t = OP_N,
 ) -> None:
-    """The solution where it is wanted, from factors by columns; b may be there, too.
+    """Write the solution to `wanted`, from column-major factors; b may be in the same memory.
 
-    P·A = L·U. With A the rows of b are exchanged first; with Aᵀ = Uᵀ·Lᵀ·P those of the solution go back at the end.
+    P·A = L·U. With A the rows of b are exchanged first; with Aᵀ = Uᵀ·Lᵀ·P the rows of the solution are exchanged last.
     """
     order = permutation_of(steps, lu, pivots)
     if trans == OP_N:
@@ -55,14 +55,14 @@ def solve_lu(
 
 
 def invert_lu(steps: LinalgSteps, lu: Matrix, pivots: OperandPointer, x: Matrix) -> None:
-    """The solution for the identity, in x's memory."""
+    """A⁻¹, the solution for the identity, in x's memory."""
     order = permutation_of(steps, lu, pivots)
     permute_rows(steps, x, x, order, PermuteMode.IDENTITY)
     solve_triangles(steps, lu, x, OP_N)
 
 
 def have_equal_strides(one: Matrix, other: Matrix) -> bool:
-    """Whether two operands may be one, by how they lie."""
+    """Whether two operands have the same strides, so that they may be the same memory."""
     return (one.row_stride, one.col_stride, one.pointer.batch_stride) == (
         other.row_stride,
         other.col_stride,
@@ -71,7 +71,7 @@ def have_equal_strides(one: Matrix, other: Matrix) -> bool:
 
 
 def permutation_of(steps: LinalgSteps, lu: Matrix, pivots: OperandPointer) -> OperandPointer:
-    """The order of rows that pivots lead to."""
+    """The row order that results from the pivots."""
     order = steps.scratch(lu.rows * NUMBER)
     scratch = steps.scratch(lu.rows * NUMBER) if lu.rows > MOST_SHARED else None
     steps.append(PermutationFromPivots(steps.executor, pivots, order, scratch, lu, steps.batch))
@@ -79,15 +79,15 @@ def permutation_of(steps: LinalgSteps, lu: Matrix, pivots: OperandPointer) -> Op
 
 
 def permute_rows(steps: LinalgSteps, source: Matrix, target: Matrix, order: OperandPointer, kind: PermuteMode) -> None:
-    """A copy with its rows in that order."""
+    """A copy with permuted rows."""
     steps.append(PermuteRows(steps.executor, source, target, order, steps.batch, kind))
 
 
 def solve_triangles(steps: LinalgSteps, lu: Matrix, x: Matrix, trans: cb.cublasOperation_t) -> None:
-    """L and then U, or of a transposed matrix U and then L, over each matrix in x's memory."""
+    """Solve with L and then U, or for a transposed matrix with U and then L, for each matrix in x's memory."""
     halves = ((LOWER, UNIT), (UPPER, NON_UNIT))
     for uplo, diag in halves if trans == OP_N else halves[::-1]:
         one: Any = np.ones(1, x.dtype.numpy)
         sizes = (x.rows, x.cols, lu.ld, x.ld)
-        given = (LEFT, uplo, trans, diag, x.rows, x.cols, one, lu.pointer, lu.ld, x.pointer, x.ld)
-        steps.append(call_each(steps.executor, function_name("trsm", x.dtype, sizes), given, steps.batch))
+        arguments = (LEFT, uplo, trans, diag, x.rows, x.cols, one, lu.pointer, lu.ld, x.pointer, x.ld)
+        steps.append(call_each(steps.executor, function_name("trsm", x.dtype, sizes), arguments, steps.batch))

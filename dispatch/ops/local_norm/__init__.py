@@ -166,13 +166,13 @@ def cudnn_local_norm(request: LocalNormRequest, executor: CudaExecutor, row: Row
     at = {name: Operand(request.place_of(name)) for name in (*request.reads, *request.writes)}
     first, zero, function = (norm, 0, number(1, dtype)), number(0, dtype), getattr(cudnn, row.function)
     n, c, *space = x.shape
-    steps = dense_strides(x.shape, last=not lies_dense(x, last=False))
-    if not request.over_space:  # spatial axes are merged: cuDNN takes no three of them with channels last
-        image = tensor(dtype, (n, c, math.prod(space)), (*steps[:2], steps[-1]))
+    strides = dense_strides(x.shape, last=not lies_dense(x, last=False))
+    if not request.over_space:  # spatial axes are merged: cuDNN does not support three of them with channels last
+        image = tensor(dtype, (n, c, math.prod(space)), (*strides[:2], strides[-1]))
         order = ("x",) if request.op == "lrn" else ("y", "dy", "x")
         operands = [part for name in order for part in (image, at[name])]
         return CallPlan(executor, row, function, (*first, *operands, zero, image, at["out"]))
-    image, size = tensor(dtype, x.shape, steps), -(-x.size * dtype.itemsize // 256) * 256
+    image, size = tensor(dtype, x.shape, strides), -(-x.size * dtype.itemsize // 256) * 256
     scratch = handle_of(executor).scratch(executor, 2 * size)
     between = (scratch.c_ptr, ctypes.c_void_p((scratch.c_ptr.value or 0) + size))
     ends = (zero, image, at["out"]) if request.op == "divisive_norm" else (zero, image, at["out"], None)

@@ -44,12 +44,12 @@ def check(op: str, dtype: Any, form: Any, name: str, device: Device, rng: np.ran
 def bounds(request: ops.LocalNormRequest, expected: dict[str, Any]) -> dict[str, Any]:
     """The allowed error: that of sums over up to an image's elements, and of 16-bit values between kernels."""
     dtype, axes = request.x.dtype, range(2, request.x.ndim) if request.over_space else range(1, 2)
-    given = {name: np.abs(np.asarray(tensor).astype(float)) for name, tensor, _ in request.tensors()}
-    x, dy = given["x"] + given.get("means", 0), given.get("dy", given["x"])
+    operands = {name: np.abs(np.asarray(tensor).astype(float)) for name, tensor, _ in request.tensors()}
+    x, dy = operands["x"] + operands.get("means", 0), operands.get("dy", operands["x"])
     share = 2 * request.alpha * request.beta / request.window ** len(axes) / request.k
     size = dy + share * x * ops.window_sum(x * dy, request.window, axes, turned=True) + np.abs(expected["out"])
-    kept = ROUNDOFF[dtype][0] if dtype.bits == 16 else 0.0
-    error = (64 + 8 * np.prod(request.x.shape[2:])) * unit(dtype) * size + 4 * kept * size
+    stored_roundoff = ROUNDOFF[dtype][0] if dtype.bits == 16 else 0.0
+    error = (64 + 8 * np.prod(request.x.shape[2:])) * unit(dtype) * size + 4 * stored_roundoff * size
     return {"out": rounded(error, expected["out"], dtype)}
 
 

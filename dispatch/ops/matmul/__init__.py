@@ -8,7 +8,7 @@ the table's rows name them. The files:
     shortcut                      the fast path of repeated calls
     rules, cutlass_rules          what the table's rows ask of a request
     lower, cublaslt, vectors      the request as a problem of cuBLASLt, and its plan
-    exact, exact_kernels          epilogues of our own behind cuBLASLt, where its own would be too imprecise
+        exact, exact_kernels          our own epilogues after cuBLASLt, where its own would be too imprecise
     cutlass, sm80, sm100, tune    plans with CUTLASS kernels, and autotune among them
     cublas, cublas_pointers, cublas_gemm    plans with cuBLAS
     empty, host, reference        products without elements; the plan on the host; the formulas in NumPy
@@ -239,8 +239,8 @@ def _run_request(key: Any, a: Tensor, b: Tensor, *given: Any) -> Any:
 def _members(named: dict[str, Any]) -> dict[str, Any]:
     """The enum members of the fields that were given by name, so that the call can be looked up again with them."""
     kinds: tuple[tuple[str, type[Choice]], ...] = (("epilogue", Epilogue), ("compute", Compute))
-    given = {name: kind.named(named[name]) for name, kind in kinds if named[name].__class__ is str}
-    return {name: found for name, found in given.items() if found is not None}
+    members = {name: kind.named(named[name]) for name, kind in kinds if named[name].__class__ is str}
+    return {name: member for name, member in members.items() if member is not None}
 
 
 if not TYPE_CHECKING:  # type checkers read it from results.py

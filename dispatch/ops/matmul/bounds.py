@@ -27,7 +27,7 @@ __all__ = ["SPREAD", "Check", "bounds"]
 
 
 GPU_TANH = 2.0**-11  # tanh.approx.f32: largest relative error (PTX ISA)
-DOUBLE_TANH = 4e-10  # relative error of cuBLASLt's GELU in f64, which reduced_precision=True asks for
+DOUBLE_TANH = 4e-10  # relative error of cuBLASLt's GELU in f64, which is used with reduced_precision=True
 GELU_STEEPEST = 1.13  # the largest slope of GELU; that of its slope is below 1
 
 
@@ -59,9 +59,9 @@ class Check:
 
     def verify(self, result: Tensor | tuple[Tensor, ...]) -> None:
         """Raise Mismatch unless every output is within its bound and nothing around the outputs was written."""
-        given = list(result) if isinstance(result, tuple) else [result]
+        results = list(result) if isinstance(result, tuple) else [result]
         names = ["out", *(name for name in ("aux", "bgrad") if name in self.expected)]
-        outputs = dict(zip(names, given, strict=True))
+        outputs = dict(zip(names, results, strict=True))
         for name in ("amax_d", "amax_aux"):
             if name in self.expected:
                 outputs[name] = getattr(self.request.scales, name)
@@ -75,10 +75,10 @@ class Check:
         """Reset all outputs to what they were before the first run; allocated ones, from `result`, are poisoned."""
         for memory in self.written:
             memory.renew()
-        made = result if isinstance(result, tuple) else () if result is None else (result,)
+        results = result if isinstance(result, tuple) else () if result is None else (result,)
         held = {id(tensor) for _, tensor, _ in self.request.tensors()}
         amax = (self.request.scales.amax_d, self.request.scales.amax_aux)
-        for tensor in (*(t for t in made if id(t) not in held), *(t for t in amax if t is not None)):
+        for tensor in (*(t for t in results if id(t) not in held), *(t for t in amax if t is not None)):
             tensor.copy_from(poison(tensor.dtype, tensor.shape))
 
     def _compare(self, name: str, got: Array) -> None:
@@ -157,13 +157,15 @@ def _affine(request: MatmulRequest, compute: Compute, work: np.dtype[Any]) -> Ar
     affine = np.asarray((8 + 4 * np.sqrt(request.k)) * u * size)
     cut = compute is Compute.COMPUTE_32F_FAST_TF32
     affine = affine + np.minimum(2 * v * size, v * (product + 2 * spread if cut else 4 * spread))
-    kept = _kept(request)
+    early_roundoff = _kept(request)
     if request.reduced_precision:
-        affine = affine + kept * np.minimum(size, product + spread)
+        affine = affine + early_roundoff * np.minimum(size, product + spread)
     if request.a.dtype in FP8 and not by_numpy(request.device):
         in_blocks = {request.scales.a_mode, request.scales.b_mode} - {ScaleMode.SCALAR_32F, ScaleMode.OUTER_VEC_32F}
         affine = affine + np.abs(scaled_product(request, SCALED_CUT_OFF if in_blocks else CUT_OFF, work))
-    added = 8 * max(u, 2.0**-53) + (kept if request.reduced_precision and request.plain_epilogue.is_gradient else 0.0)
+    added = 8 * max(u, 2.0**-53) + (
+        early_roundoff if request.reduced_precision and request.plain_epilogue.is_gradient else 0.0
+    )
     for addend in addends(request, work):
         affine = affine + added * np.abs(addend)
     return np.asarray(affine)
@@ -182,7 +184,7 @@ def _in_half(request: MatmulRequest, u: float, work: np.dtype[Any]) -> Array:
 
 
 def _kept(request: MatmulRequest) -> float:
-    """The unit roundoff of intermediate results that a library may keep in 16 bits; 0 where it keeps none."""
+    """The unit roundoff of intermediate results that a library may store in 16 bits; 0 if it stores none."""
     if by_numpy(request.device) or request.c_dtype not in HALF:
         return 0.0
     return ROUNDOFF[request.c_dtype][0]

@@ -121,7 +121,7 @@ class Case:
     """Everything that is chosen about one request, except the numbers in its operands.
 
     `variant` varies details from case to case: factors by value or in memory, one bias or one for each batch, and
-    whether amax is asked for.
+    whether amax is requested.
     """
 
     form: Form
@@ -263,9 +263,9 @@ class _Draw:
         form, epilogue = self.case.form, self.case.epilogue
         relu = epilogue.activation == "relu"
         dtype = U8 if relu or self.case.aux is None else self.case.aux
-        own, strides = aux_shape(epilogue, shape)
-        padding = (strides[-2] - own[-1]) + (16 if form.padding else 0)
-        values = self.numbers(dtype, own) if epilogue.is_gradient else poison(dtype, own)
+        extents, strides = aux_shape(epilogue, shape)
+        padding = (strides[-2] - extents[-1]) + (16 if form.padding else 0)
+        values = self.numbers(dtype, extents) if epilogue.is_gradient else poison(dtype, extents)
         memory = GuardedBuffer.lay(self.device, values, padding=padding, guard=1 if form.guard else 0)
         self.fields["aux"] = memory.view
         if epilogue.writes_aux:
@@ -316,7 +316,7 @@ def cases(row: Row) -> list[Case] | list[TreeCase]:
         forms += [
             (SHARED, e) for e in row.epilogues if e is Epilogue.BIAS or e.writes_aux or e.is_gradient or e.writes_bgrad
         ]
-    found: dict[str, Case] = {}
+    by_id: dict[str, Case] = {}
     for number, (form, epilogue) in enumerate(forms):
         turn = number + number // len(row.epilogues)  # out of step with the epilogues
         chosen = epilogue or row.epilogues[number % len(row.epilogues)]
@@ -324,8 +324,8 @@ def cases(row: Row) -> list[Case] | list[TreeCase]:
             chosen = next((other for other in row.epilogues if _fit(form, other)), chosen)
         if _fit(form, chosen):
             case = _case(row, form, chosen, turn)
-            found.setdefault(case.id, case)
-    return list(found.values())
+            by_id.setdefault(case.id, case)
+    return list(by_id.values())
 
 
 def _fit(form: Form, epilogue: Epilogue) -> bool:

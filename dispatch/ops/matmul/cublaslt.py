@@ -58,7 +58,7 @@ CTYPES: dict[str, Any] = {
 def plan(request: MatmulRequest, executor: CudaExecutor, row: Row) -> Plan:
     """Bind a request to an executor: lower it, make descriptors, choose the algorithm; Refused with cuBLASLt's reason.
 
-    Raises NotFused where exact.py may have a plan; `cublaslt_matmul` then asks it.
+    Raises NotFused if exact.py may have a plan; `cublaslt_matmul` then tries it.
     """
     if 0 in request.shape:
         return EmptyPlan(request, executor, row)
@@ -69,10 +69,10 @@ def plan(request: MatmulRequest, executor: CudaExecutor, row: Row) -> Plan:
         raise Refused(f"batch axes that do not join take {calls}: give one batch axis, or leave amax out")
     scale = scale_dtype(request.a.dtype, compute)
     limit = workspace_limit(request, executor)
-    made = CublasLtPlan(executor, row, lowered, vectors_of(request, lowered), scale, limit)
+    bound_plan = CublasLtPlan(executor, row, lowered, vectors_of(request, lowered), scale, limit)
     if request.autotune:
-        made.tune(request)
-    return made
+        bound_plan.tune(request)
+    return bound_plan
 
 
 def workspace_limit(request: MatmulRequest, executor: CudaExecutor) -> int:
@@ -176,14 +176,14 @@ class CublasLtPlan(Plan):
         The algorithm that the heuristic has for rounded extents is tried first, if the library accepts it for these.
         """
         handle, problem = handle_of(self._executor), self.lowered.problem
-        known = suggested_algo(self._executor, problem, self._limit, self._suggest_algo)
-        first = None if known is None else self._check_algo(known)
-        seen = first is None  # whether `first` is the heuristic's own first for this problem
+        suggestion = suggested_algo(self._executor, problem, self._limit, self._suggest_algo)
+        first = None if suggestion is None else self._check_algo(suggestion)
+        is_heuristic_first = first is None  # whether `first` is the heuristic's own first for this problem
         if first is None:
             (first,) = heuristic(handle, self._descriptors, problem, self._limit)
         if not must_fuse(problem) or self._fuses(first):
             return first
-        for result in heuristic(handle, self._descriptors, problem, self._limit, FUSED_CANDIDATES)[seen:]:
+        for result in heuristic(handle, self._descriptors, problem, self._limit, FUSED_CANDIDATES)[is_heuristic_first:]:
             if self._fuses(result):
                 return result
         raise NotFused(
@@ -353,17 +353,17 @@ class CublasLtPlan(Plan):
         problem, executor, limit = self.lowered.problem, self._executor, self._limit
         # A smaller workspace is part of the name: which algorithm is fastest depends on it.
         name = problem.as_key() + ("" if limit == executor.workspace.nbytes else f" in {limit} bytes")
-        known = executor.algorithms("cublasLt").get("matmul", name)
-        if known is not None and self._use_cached(known):
+        cached = executor.algorithms("cublasLt").get("matmul", name)
+        if cached is not None and self._use_cached(cached):
             return
         executor.refuse_capture("a request that is to be tuned")
         results = heuristic(handle_of(executor), self._descriptors, problem, limit, CANDIDATES)
-        found = {bytes(result.algo): result for result in results}
+        by_algo = {bytes(result.algo): result for result in results}
         for terms, workspace in reduced_demands(problem, limit):
             with suppress(Refused):  # no algorithm needs so little; the other candidates remain
                 for result in heuristic(handle_of(executor), self._descriptors, terms, workspace, CANDIDATES // 4):
-                    found.setdefault(bytes(result.algo), result)
-        results = list(found.values())
+                    by_algo.setdefault(bytes(result.algo), result)
+        results = list(by_algo.values())
         if must_fuse(problem):
             results = [self._choose_algo(), *(result for result in results[1:] if self._fuses(result))]
         calls = [self._bind(result.algo, result.workspaceSize) for result in results]
@@ -374,8 +374,8 @@ class CublasLtPlan(Plan):
 
         best = fastest(executor, request, run, len(calls))
         self._use_call(calls[best])
-        taken = Algorithm(bytes(results[best].algo), results[best].workspaceSize)
-        executor.algorithms("cublasLt").put("matmul", name, taken)
+        winner = Algorithm(bytes(results[best].algo), results[best].workspaceSize)
+        executor.algorithms("cublasLt").put("matmul", name, winner)
 
     def _use_cached(self, known: Algorithm) -> bool:
         """Use an algorithm from the cache on disk, if the library accepts it for this problem."""

@@ -79,17 +79,17 @@ def spec_of(form: TreeForm, arch: Arch, config: Config) -> GemmSpec:
 
 def operands_of(form: TreeForm) -> dict[str, Operand]:
     """Kind, dtype and order of each operand that the tree names, for its visitor."""
-    found = {}
+    operands = {}
     for name, kind in form.kinds.items():
-        given = form.operand_values.get(name)
+        operand = form.operand_values.get(name)
         if kind in ("store", "reduce"):
             dtype = form.tree_outputs[name].dtype
         else:
             number = I32 if form.d_dtype is I32 else F32
-            dtype = given.dtype if isinstance(given, Tensor) else number
-        is_matrix = kind in ("load", "store") and isinstance(given, Tensor)
-        found[name] = Operand(kind, dtype, order_of(given) if is_matrix else "row")  # type: ignore[arg-type]
-    return found
+            dtype = operand.dtype if isinstance(operand, Tensor) else number
+        is_matrix = kind in ("load", "store") and isinstance(operand, Tensor)
+        operands[name] = Operand(kind, dtype, order_of(operand) if is_matrix else "row")  # type: ignore[arg-type]
+    return operands
 
 
 class CutlassPlan(TreePlan):
@@ -119,10 +119,10 @@ class CutlassPlan(TreePlan):
 
 def staged(form: TreeForm, executor: CudaExecutor) -> Staged:
     """Staging memory for those given outputs that the kernel's tensor map would write beyond."""
-    given = {"out": form.out} | {
+    outputs = {"out": form.out} | {
         name: form.operand_values.get(name) for name, kind in form.kinds.items() if kind == "store"
     }
-    return Staged(executor, {name: Lines.of(x, order_of(x)) for name, x in given.items() if isinstance(x, Tensor)})
+    return Staged(executor, {name: Lines.of(x, order_of(x)) for name, x in outputs.items() if isinstance(x, Tensor)})
 
 
 def fixed_words(form: TreeForm, processors: int) -> dict[str, int]:
@@ -136,11 +136,11 @@ def fixed_words(form: TreeForm, processors: int) -> dict[str, int]:
     }
     missing = form.unallocated()
     for name in ("a", "b", "c", "out", *form.kinds):
-        given: Any = getattr(form, name) if name in ("a", "b", "c", "out") else form.operand_values.get(name)
+        operand: Any = getattr(form, name) if name in ("a", "b", "c", "out") else form.operand_values.get(name)
         if name in missing:
             shape, strides, _ = missing[name]
-        elif isinstance(given, Tensor):
-            shape, strides = given.shape, given.layout.strides
+        elif isinstance(operand, Tensor):
+            shape, strides = operand.shape, operand.layout.strides
         else:
             continue
         values[name] = 1

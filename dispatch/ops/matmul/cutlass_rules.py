@@ -86,12 +86,12 @@ def dense_vectors(request: MatmulRequest) -> str:
     """Vectors are dense, and so is the memory of a reduction, which is filled by one memset."""
     wrong = []
     for name, kind in request.form.kinds.items():
-        given = request.form.operand_values.get(name)
-        if kind not in ("row", "col", "reduce") or not isinstance(given, Tensor):
+        operand = request.form.operand_values.get(name)
+        if kind not in ("row", "col", "reduce") or not isinstance(operand, Tensor):
             continue
-        steps = given.layout.strides[-1:] if given.shape[-1:] != (1,) and kind != "reduce" else ()
-        if (kind == "reduce" and not given.layout.is_contiguous) or any(step != 1 for step in steps):
-            wrong.append(f"a dense {name}, has {given.layout}")
+        steps = operand.layout.strides[-1:] if operand.shape[-1:] != (1,) and kind != "reduce" else ()
+        if (kind == "reduce" and not operand.layout.is_contiguous) or any(step != 1 for step in steps):
+            wrong.append(f"a dense {name}, has {operand.layout}")
     return f"needs {' and '.join(wrong)}" if wrong else ""
 
 

@@ -35,12 +35,12 @@ class EmptyPlan(Plan):
             for index, name in enumerate(FACTORS_AND_AMAX)
             if name in AMAX and getattr(request.scales, name) is not None
         ]
-        made = request.unallocated().get("bgrad")
+        bgrad_layout = request.unallocated().get("bgrad")
         if request.bgrad is not None:
             layout = request.bgrad.layout
-            made = (layout.shape, layout.strides, layout.dtype)
-        if made is not None:
-            self._zeroed += [(BGRAD, start, size) for start, size in _lines(*made)]
+            bgrad_layout = (layout.shape, layout.strides, layout.dtype)
+        if bgrad_layout is not None:
+            self._zeroed += [(BGRAD, start, size) for start, size in _lines(*bgrad_layout)]
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         for index, start, nbytes in self._zeroed:

@@ -39,7 +39,7 @@ ACTIVATIONS = {"": 0, "relu": 1, "gelu": 2}
 
 
 def plan(request: MatmulRequest, executor: CudaExecutor, row: Row) -> Plan:
-    """Bind an f64 request with GELU; Refused where NVRTC is missing, or does not know the GPU."""
+    """Bind an f64 request with GELU; Refused if NVRTC is missing, or does not support the GPU."""
     if 0 in request.shape:
         return EmptyPlan(request, executor, row)
     lowered = lower(request, row.compute or Compute.COMPUTE_64F)
@@ -66,14 +66,16 @@ def plan_unfused(request: MatmulRequest, executor: CudaExecutor, row: Row, refus
 
 def _plan(request: MatmulRequest, executor: CudaExecutor, row: Row, lowered: Lowered) -> ExactPlan:
     try:
-        found = functions(executor, request.d_dtype)
+        kernels = functions(executor, request.d_dtype)
     except Refused as refusal:
         raise Refused(f"{refusal}; {HINT}") from refusal
     product = Lowered(product_of(lowered.problem, request.plain_epilogue), *lowered[1:])
     scale = scale_dtype(request.a.dtype, row.compute)
-    made = ExactPlan(executor, row, product, vectors_of(request, product), scale, workspace_limit(request, executor))
-    made.follow(request.plain_epilogue, lowered.problem, request.d_dtype, found)
-    return made
+    bound_plan = ExactPlan(
+        executor, row, product, vectors_of(request, product), scale, workspace_limit(request, executor)
+    )
+    bound_plan.follow(request.plain_epilogue, lowered.problem, request.d_dtype, kernels)
+    return bound_plan
 
 
 def product_of(problem: Problem, epilogue: Epilogue) -> Problem:
@@ -107,9 +109,9 @@ class ExactPlan(CublasLtPlan):
     def resized(self, problem: Problem) -> ExactPlan:
         if self._scratch is not None:
             raise Refused("other extents may have an algorithm of the library's own")
-        made = ExactPlan(*self.resized_arguments(problem))
-        made.follow(self._epilogue, problem, self._dtype, self._functions)
-        return made
+        bound_plan = ExactPlan(*self.resized_arguments(problem))
+        bound_plan.follow(self._epilogue, problem, self._dtype, self._functions)
+        return bound_plan
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         if self._scratch is None:
@@ -123,7 +125,7 @@ class ExactPlan(CublasLtPlan):
         super().enqueue((*arguments[: ALPHA + 1], 0.0, *arguments[FIRST_FACTOR:]))
 
     def _call(self, operands: Sequence[int]) -> None:
-        work, given = self._work, list(operands)
+        work, addresses = self._work, list(operands)
         work.d.at = operands[OUT]
         if self._scratch is not None:
             if self._scratch.owner is not self._executor.stream:
@@ -131,10 +133,10 @@ class ExactPlan(CublasLtPlan):
                 # executor's stream has waited for it since.
                 self._scratch.owner = self._scratch.writer = self._executor.stream
             work.c.at, work.bias.at = operands[C] or None, operands[BIAS] or None
-            given[OUT] = self._scratch.base
-        work.product.at = given[OUT]
+            addresses[OUT] = self._scratch.base
+        work.product.at = addresses[OUT]
         work.aux.at, work.sums.at = operands[AUX] or None, operands[BGRAD] or None
-        super()._call(given)
+        super()._call(addresses)
         for launch in self._launches:
             check(self._executor, launch())
 

@@ -189,10 +189,10 @@ def functions(executor: CudaExecutor, dtype: Dtype) -> Functions:
 
     def load() -> tuple[Any, Functions]:
         module = driver.cuModuleLoadData(cubin(f"{executor.device.arch}", dtype))
-        found = {name: int(driver.cuModuleGetFunction(module, name.encode())) for name in NAMES}
-        for kernel in found.values():
+        kernels = {name: int(driver.cuModuleGetFunction(module, name.encode())) for name in NAMES}
+        for kernel in kernels.values():
             load_kernel(kernel)
-        return module, found
+        return module, kernels
 
     return _loaded.get(executor.device, dtype, load)[1]
 

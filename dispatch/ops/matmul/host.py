@@ -94,14 +94,14 @@ class NumpyTreePlan(Plan):
 
 def _targets(request: MatmulRequest, outputs: Operands) -> Iterator[tuple[str, Tensor]]:
     """The tensors that a run writes, by the name of their result."""
-    given = {
+    targets = {
         "out": outputs.get("out", request.out),
         "aux": outputs.get("aux", request.aux) if request.plain_epilogue.writes_aux else None,
         "bgrad": outputs.get("bgrad", request.bgrad),
         "amax_d": request.scales.amax_d,
         "amax_aux": request.scales.amax_aux if request.plain_epilogue.writes_aux else None,
     }
-    for name, tensor in given.items():
+    for name, tensor in targets.items():
         if tensor is not None:
             yield name, tensor
 

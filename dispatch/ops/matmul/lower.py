@@ -45,7 +45,7 @@ class Lowered(NamedTuple):
 
 
 class _View(NamedTuple):
-    """How one operand lies: `trans` for dense columns, the leading dimension, and the batch strides, in elements."""
+    """The layout of an operand: `trans` for dense columns, the leading dimension, and batch strides, in elements."""
 
     trans: bool
     ld: int
@@ -57,8 +57,8 @@ def lower(request: MatmulRequest, compute: Compute) -> Lowered:
     m, n, k = request.m, request.n, request.k
     a, b, c, d = views = _views(request)
     if request.c is not None and c.trans != d.trans:
-        given = str(request.c.layout)
-        raise BadRequest("c", given, "the same order (row- or column-major) as out", "copy one of them")
+        layout_text = str(request.c.layout)
+        raise BadRequest("c", layout_text, "the same order (row- or column-major) as out", "copy one of them")
     if not request.batch:
         problem = _problem(request, compute, (m, n, k), (a, b, c, d), 1, NO_STRIDES)
         return Lowered(problem, (NO_OFFSETS,), not d.trans, k == 0)
@@ -78,14 +78,14 @@ def lower(request: MatmulRequest, compute: Compute) -> Lowered:
 
 def vector_alignment(request: MatmulRequest, name: str) -> int:
     """The alignment in bytes, up to 256, that bias, aux or bgrad has in every library call of a request."""
-    tensor, made = getattr(request, name), request.unallocated().get(name)
-    whole = 256 if tensor is None else tensor.layout.alignment
-    if (tensor is None and made is None) or 0 in request.shape or not request.batch:
-        return whole
-    dtype = made[2] if made is not None else tensor.dtype
+    tensor, output = getattr(request, name), request.unallocated().get(name)
+    alignment = 256 if tensor is None else tensor.layout.alignment
+    if (tensor is None and output is None) or 0 in request.shape or not request.batch:
+        return alignment
+    dtype = output[2] if output is not None else tensor.dtype
     _, steps = _axes(request, _views(request))
     place = list(NO_STRIDES).index(name)
-    return gcd(whole, *(step[place] * dtype.itemsize for step in _outer(steps)))
+    return gcd(alignment, *(step[place] * dtype.itemsize for step in _outer(steps)))
 
 
 def _outer(steps: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
@@ -97,7 +97,7 @@ def _outer(steps: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
 
 
 def _views(request: MatmulRequest) -> tuple[_View, _View, _View, _View]:
-    """How a, b, c and D lie."""
+    """The layouts of a, b, c and D."""
     m, n, k = request.m, request.n, request.k
     dims = request.batch
     a = _view(request.a.layout, m, k, len(dims), prefer_trans=False)
@@ -119,8 +119,8 @@ def _c_operand(request: MatmulRequest) -> Tensor | None:
 def _axes(request: MatmulRequest, views: tuple[_View, _View, _View, _View]) -> tuple[list[int], list[tuple[int, ...]]]:
     """The merged batch axes: their extents, and the strides of each operand in the order of NO_STRIDES."""
     a, b, c, d = views
-    made, dims = request.unallocated(), request.batch
-    vectors = [_vector_strides(request, name, made, len(dims)) for name in ("bias", "aux", "bgrad")]
+    unallocated, dims = request.unallocated(), request.batch
+    vectors = [_vector_strides(request, name, unallocated, len(dims)) for name in ("bias", "aux", "bgrad")]
     return _merge_axes(dims, [a.batch, b.batch, c.batch, *vectors, d.batch])
 
 
@@ -198,8 +198,8 @@ def _scale_fields(scales: Scales, flipped: bool, k: int) -> dict[str, Any]:
         -1 if factor is None or k == 0 else int(mode)
         for factor, mode in ((scales.a, scales.a_mode), (scales.b, scales.b_mode))
     )
-    given = tuple(name for name in ("c", "d", "aux", "amax_d", "amax_aux") if getattr(scales, name) is not None)
-    return {"a_scale_mode": a if flipped else b, "b_scale_mode": b if flipped else a, "factors": given}
+    factors = tuple(name for name in ("c", "d", "aux", "amax_d", "amax_aux") if getattr(scales, name) is not None)
+    return {"a_scale_mode": a if flipped else b, "b_scale_mode": b if flipped else a, "factors": factors}
 
 
 def _epilogue_fields(request: MatmulRequest, stride: dict[str, int]) -> dict[str, Any]:
@@ -243,9 +243,9 @@ def _dense_view(m: int, n: int, dims: tuple[int, ...]) -> _View:
 
 
 def _view(layout: Layout, rows: int, cols: int, batch_dims: int, *, prefer_trans: bool) -> _View:
-    """How a (…, rows, cols) operand lies: with dense rows, or with dense columns (`trans`).
+    """The layout of a (…, rows, cols) operand: with dense rows, or with dense columns (`trans`).
 
-    Where both hold, `prefer_trans` decides.
+    `prefer_trans` decides if both are dense.
     """
     down, right = layout.strides[-2:]
     row_major = (right == 1 or cols <= 1) and (down >= cols or rows <= 1)
@@ -254,9 +254,9 @@ def _view(layout: Layout, rows: int, cols: int, batch_dims: int, *, prefer_trans
     extent, count, ld = (rows, cols, right) if trans else (cols, rows, down)
     if count <= 1:  # a single line: its stride is never used, so we may give the one that suits the library best
         ld = _line_ld(extent)
-    own = layout.shape[:-2]
-    steps = [0 if e == 1 else s for e, s in zip(own, layout.strides[:-2], strict=True)]
-    return _View(trans, max(ld, extent, 1), (*(0,) * (batch_dims - len(own)), *steps))
+    batch = layout.shape[:-2]
+    steps = [0 if e == 1 else s for e, s in zip(batch, layout.strides[:-2], strict=True)]
+    return _View(trans, max(ld, extent, 1), (*(0,) * (batch_dims - len(batch)), *steps))
 
 
 def _line_ld(extent: int) -> int:
@@ -268,11 +268,11 @@ def _vector_strides(request: MatmulRequest, name: str, missing: Unallocated, bat
     tensor = getattr(request, name)
     inner = 2 if name == "aux" else 1
     if tensor is not None:
-        own = tensor.layout.shape[:-inner]
-        steps = [0 if e == 1 else s for e, s in zip(own, tensor.layout.strides[:-inner], strict=True)]
-        return (*(0,) * (batch_dims - len(own)), *steps)
-    made = missing.get(name)
-    return (0,) * batch_dims if made is None else made[1][:-inner]
+        batch = tensor.layout.shape[:-inner]
+        steps = [0 if e == 1 else s for e, s in zip(batch, tensor.layout.strides[:-inner], strict=True)]
+        return (*(0,) * (batch_dims - len(batch)), *steps)
+    output = missing.get(name)
+    return (0,) * batch_dims if output is None else output[1][:-inner]
 
 
 def _aux_rows(request: MatmulRequest) -> tuple[int, int]:

@@ -30,13 +30,13 @@ TILE = 64  # along k: one stage of a CUTLASS kernel in bf16, half of one in fp8
 
 def named(request: MatmulRequest, result: Any) -> dict[str, Tensor]:
     """The outputs by the names of their results."""
-    given = list(result) if isinstance(result, tuple) else [result]
+    results = list(result) if isinstance(result, tuple) else [result]
     if request.has_tree:
-        return dict(zip(("out", *request.form.tree_outputs), given, strict=True))
+        return dict(zip(("out", *request.form.tree_outputs), results, strict=True))
     names = ["out"]
     names += ["aux"] if request.plain_epilogue.writes_aux else []
     names += ["bgrad"] if request.plain_epilogue.writes_bgrad else []
-    outputs = dict(zip(names, given, strict=True))
+    outputs = dict(zip(names, results, strict=True))
     for name in ("amax_d", "amax_aux"):
         tensor = getattr(request.scales, name)
         if tensor is not None and (name == "amax_d" or "aux" in outputs):
@@ -96,7 +96,7 @@ def alpha(request: MatmulRequest) -> Results | None:
 
 
 def alpha_doubled(request: MatmulRequest) -> Results | None:
-    """alpha twice what it is."""
+    """alpha doubled."""
     if request.has_tree:
         return None
     return reference(replace(request, alpha=2 * _by_value(request.alpha), beta=_by_value(request.beta)))
@@ -117,7 +117,7 @@ def beta(request: MatmulRequest) -> Results | None:
 
 
 def source_beside(request: MatmulRequest) -> Results | None:
-    """Each row with the C of its neighbour."""
+    """Each row with the C of the neighbouring row."""
     if not request.has_tree or request.c is None:
         return None
     return reference(replace(request, c=changed(request.c, neighbour(request.c, -2))))
@@ -171,7 +171,7 @@ def gradient(request: MatmulRequest) -> Results | None:
 
 @plain
 def aux_of_neighbour(request: MatmulRequest) -> Results | None:
-    """One row with the aux of its neighbour."""
+    """One row with the aux of the neighbouring row."""
     if not request.plain_epilogue.is_gradient or request.aux is None or request.m < 2:
         return None
     values = np.asarray(request.aux).copy()
@@ -244,8 +244,8 @@ def tree_node(request: MatmulRequest) -> Results | None:
     if not deep:
         return None
     left = node_out(tree, deep[-1])
-    kept = {leaf.name for leaf in walk(left) if isinstance(leaf, Leaf)} | set(request.form.tree_outputs)
-    return reference(replace(request, epilogue=left, operands=[(n, v) for n, v in request.operands if n in kept]))
+    remaining = {leaf.name for leaf in walk(left) if isinstance(leaf, Leaf)} | set(request.form.tree_outputs)
+    return reference(replace(request, epilogue=left, operands=[(n, v) for n, v in request.operands if n in remaining]))
 
 
 def _scale(name: str) -> Any:

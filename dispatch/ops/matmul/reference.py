@@ -52,7 +52,7 @@ def reference(request: MatmulRequest) -> Results:
 
 
 def evaluate_tree(request: MatmulRequest, precision: type) -> Results:
-    """The outputs of a request's tree by name, unrounded; f32 operands are rounded to TF32 where that is asked for."""
+    """The outputs of a request's tree by name, unrounded; f32 operands are rounded to TF32 if the request allows it."""
     from dispatch.libraries.cutlass.arithmetic import evaluate as apply  # imported here: few products have a tree
 
     form = request.form

@@ -58,7 +58,7 @@ class MatmulRequest(Request[R_co]):
             For an i8 product they are whole numbers of 32 bits, also where D is f32 or i8.
         out_dtype: the dtype of D where `out` is left out; None takes `c`'s, else a's (bf16 for fp8, i32 for i8).
         scales: factors of a quantized product, see `Scales`.
-        compute: a Compute or its name ("tf32"); None takes the row's own. Fast modes run only where they are asked for.
+        compute: a Compute or its name ("tf32"); None takes the row's own. Fast modes run only if they are requested.
         fast_accum: fp8 only; sums in the tensor cores' own precision.
         workspace: the most bytes of workspace an algorithm may use; None takes the executor's.
         autotune: time all rows that take the request, and the algorithms or kernels of each, once; keep the fastest
@@ -275,7 +275,7 @@ class MatmulRequest(Request[R_co]):
             return self.form.named_arguments()
         addresses = self.addresses()
         if addresses is None or self.scales is not NO_SCALES:
-            return None  # D is C, or there are scale factors, which plans keep elsewhere
+            return None  # D is C, or there are scale factors, which plans store elsewhere
         return NamedArguments((*(name or "" for name in addresses[:-2]), "alpha", "beta"))
 
     def scale_arguments(self) -> tuple[Argument, ...]:
@@ -314,15 +314,15 @@ class MatmulRequest(Request[R_co]):
     def _unallocated(self) -> dict[str, tuple[Shape, Shape, Dtype]]:
         if self.has_tree:
             return self.form.unallocated()
-        found: dict[str, tuple[Shape, Shape, Dtype]] = {}
+        outputs: dict[str, tuple[Shape, Shape, Dtype]] = {}
         if self.out is None:
-            found["out"] = (self.shape, c_strides(self.shape), self.d_dtype)
+            outputs["out"] = (self.shape, c_strides(self.shape), self.d_dtype)
         if self.plain_epilogue.writes_aux and self.aux is None:
-            found["aux"] = (*aux_shape(self.plain_epilogue, self.shape), self.aux_dtype)
+            outputs["aux"] = (*aux_shape(self.plain_epilogue, self.shape), self.aux_dtype)
         if self.plain_epilogue.writes_bgrad and self.bgrad is None:
             shape = (*self.batch, self.m if self.epilogue is Epilogue.BGRADA else self.n)
-            found["bgrad"] = (shape, c_strides(shape), self.c_dtype)
-        return found
+            outputs["bgrad"] = (shape, c_strides(shape), self.c_dtype)
+        return outputs
 
     @cached_property
     def aux_dtype(self) -> Dtype:
@@ -333,14 +333,14 @@ class MatmulRequest(Request[R_co]):
 
     def result(self, outputs: Operands) -> R_co:
         if self.has_tree:
-            found: R_co = self.form.result(outputs)
-            return found
-        given = [outputs.get("out", self.out)]
+            tree_result: R_co = self.form.result(outputs)
+            return tree_result
+        tensors = [outputs.get("out", self.out)]
         if self.plain_epilogue.writes_aux:
-            given.append(outputs.get("aux", self.aux))
+            tensors.append(outputs.get("aux", self.aux))
         if self.plain_epilogue.writes_bgrad:
-            given.append(outputs.get("bgrad", self.bgrad))
-        one_or_all: Any = given[0] if len(given) == 1 else tuple(given)
+            tensors.append(outputs.get("bgrad", self.bgrad))
+        one_or_all: Any = tensors[0] if len(tensors) == 1 else tuple(tensors)
         result: R_co = one_or_all
         return result
 
@@ -362,8 +362,8 @@ class MatmulRequest(Request[R_co]):
             for name, mode in zip("ab", self.scales.modes(), strict=True)
             if mode is not None
         ]
-        asked = member(self.compute)
-        compute = [asked.name] if asked is not None else []
+        compute_type = member(self.compute)
+        compute = [compute_type.name] if compute_type is not None else []
         reduced = ["reduced_precision"] if self.reduced_precision else []
         library = [f"library={self.library}"] if self.library is not None else []
         return f"matmul({', '.join(parts)}) -> {self.d_dtype}[{', '.join(map(str, self.shape))}] " + " ".join(

@@ -45,15 +45,15 @@ def aligned_vectors(request: MatmulRequest) -> str:
 
     Kernels may read these 16 bytes at once. On an H200, products of random layouts ended in
     CUDA_ERROR_MISALIGNED_ADDRESS, which loses the device, where these were not aligned; of 180,000 with them aligned
-    none did. The heuristic is told their alignment, too (cublaslt.py), but it is not documented that all kernels obey.
+    none did. The heuristic gets their alignment, too (cublaslt.py), but it is not documented that all kernels obey it.
     """
     wrong, hint = [], "copy it"
     for name in ("bias", "aux", "bgrad"):
         tensor: Tensor | None = getattr(request, name)
         if tensor is not None and tensor.size and tensor.layout.alignment < ALIGNED:
             wrong.append(f"{name} at a multiple of {ALIGNED} bytes, has {tensor.layout.alignment}")
-        elif (found := vector_alignment(request, name)) < ALIGNED:
-            wrong.append(f"{name} at multiples of {ALIGNED} bytes along the outer batch axis, has {found}")
+        elif (alignment := vector_alignment(request, name)) < ALIGNED:
+            wrong.append(f"{name} at multiples of {ALIGNED} bytes along the outer batch axis, has {alignment}")
             hint = "give one with such steps"
     return f"needs {' and '.join(wrong)}: {hint}" if wrong else ""
 
@@ -69,7 +69,7 @@ def aligned_factors(request: MatmulRequest) -> str:
 
 
 def along_k(request: MatmulRequest, name: str) -> str:
-    """The hint how to make an operand dense along k, in the terms of the library that the operand comes from."""
+    """A hint how to make an operand dense along k, in the terms of the library that the operand comes from."""
     if getattr(request.framework, "name", "") == "torch":
         return "copy it with a.contiguous()" if name == "a" else "make it as b.mT.contiguous().mT"
     return "copy it with dev.array(a)" if name == "a" else "make it as dev.array(b.mT).mT"
@@ -154,7 +154,7 @@ def lines_by_4(request: MatmulRequest) -> str:
 
 
 def whole_workspace(request: MatmulRequest) -> str:
-    """cuBLAS uses as much of the executor's workspace as it likes, so no limit can be kept."""
+    """No workspace limit: cuBLAS uses as much of the executor's workspace as it needs, so no limit can be kept."""
     return "" if request.workspace is None else f"needs workspace=None, has {request.workspace}"
 
 
@@ -195,5 +195,5 @@ def no_scales(request: MatmulRequest) -> str:
 def _without(request: MatmulRequest, names: tuple[str, ...], companion: str) -> str:
     if request.scales is NO_SCALES:
         return ""
-    given = [f"scales.{name}" for name in names if getattr(request.scales, name) is not None]
-    return f"needs no {' or '.join(given)} with {companion}" if given else ""
+    fields = [f"scales.{name}" for name in names if getattr(request.scales, name) is not None]
+    return f"needs no {' or '.join(fields)} with {companion}" if fields else ""

@@ -45,7 +45,7 @@ class Scales:
     A factor is a number above 0, or a tensor on the device. Per tensor: f32 of one element. For A (m, k) and B (k, n)
     also, by mode: OUTER_VEC_32F f32 (m,) for A and (n,) for B; VEC128_32F f32 (ceil(k/128), m) for A and
     (ceil(k/128), n) for B; BLK128x128_32F f32 (ceil(m/128), 4·ceil(k/512)) for A and (ceil(n/128), 4·ceil(k/512)) for
-    B, of which the first ceil(k/128) columns are read.
+    B; only the first ceil(k/128) columns are read.
     `amax_d` and `amax_aux` are f32 tensors of one element that receive the largest magnitude before scaling; a GPU has
     no row for them where the batch axes of the operands do not join to one.
     """
@@ -65,7 +65,7 @@ class Scales:
 
     def __reduce__(self) -> Any:
         if self is NO_SCALES:
-            return "NO_SCALES"  # the module constant: unpickling gives back the one instance
+            return "NO_SCALES"  # the module constant: unpickling returns the one instance
         return Scales, tuple(getattr(self, field.name) for field in fields(self))
 
     def modes(self) -> tuple[ScaleMode | None, ScaleMode | None]:
@@ -85,11 +85,11 @@ def aux_shape(epilogue: Epilogue | str, shape: Shape) -> tuple[Shape, Shape]:
     ReLU: a bit mask, u8 (…, m, 16 · ceil(n / 128)), bit j % 8 of byte j // 8 for column j, set where the input of the
     ReLU was above 0. GELU: its input, (…, m, n), in rows of a length that is a multiple of 8.
     """
-    asked = check_enum("epilogue", epilogue, Epilogue)
+    checked = check_enum("epilogue", epilogue, Epilogue)
     if len(check_shape("shape", shape)) < 2:
         raise BadRequest("shape", shown(shape), "that of a D, with two axes or more")
     *batch, m, n = shape
-    if asked.activation == "relu":
+    if checked.activation == "relu":
         mask = (*batch, m, -(-n // AUX_BITS) * AUX_BITS // 8)
         return mask, c_strides(mask)
     return tuple(shape), c_strides((*batch, m, -(-n // AUX_ELEMENTS) * AUX_ELEMENTS))

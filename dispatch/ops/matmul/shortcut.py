@@ -63,8 +63,10 @@ class Form(NamedTuple):
     @property
     def writes(self) -> tuple[str, ...]:
         """The outputs, in the order in which they are returned."""
-        there = {*self.given, *self.made}
-        return tuple(name for name in ("out", "aux", "bgrad") if name in there and (name != "aux" or self.aux_written))
+        present = {*self.given, *self.made}
+        return tuple(
+            name for name in ("out", "aux", "bgrad") if name in present and (name != "aux" or self.aux_written)
+        )
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -95,11 +97,11 @@ class Shortcut:
         self.plan = plan
         self.integers_only = request.a.dtype is I8
         factors = [(t, written) for name, t, written in request.tensors() if name.startswith("scales.")]
-        made = request.unallocated()
-        given = {name: layout for name, layout in zip(OPERANDS, key, strict=False) if layout is not None}
+        unallocated = request.unallocated()
+        layouts = {name: layout for name, layout in zip(OPERANDS, key, strict=False) if layout is not None}
         self._form = Form(
-            given=tuple(given),
-            made=tuple(made),
+            given=tuple(layouts),
+            made=tuple(unallocated),
             aux_written=request.plain_epilogue.writes_aux,
             has_beta=key[BETA] is not None,
             adds_out=request.c is None and bool(key[BETA]),
@@ -108,7 +110,7 @@ class Shortcut:
         self._pairs = self._form.pairs
         reads = tuple(tensor for tensor, written in factors if not written)
         writes = tuple(tensor for tensor, written in factors if written)
-        self.run = self._make_run(given, made, reads, writes, request.scale_arguments())
+        self.run = self._make_run(layouts, unallocated, reads, writes, request.scale_arguments())
 
     def _make_run(self, layouts: dict[str, Layout], outputs: dict[str, Any], *factors: Any) -> Callable[..., Any]:
         bounds = [overlap_bounds(layouts[one], layouts[other]) for one, other in self._pairs]
@@ -133,12 +135,14 @@ class Shortcut:
 @cache
 def _maker(form: Form) -> Callable[..., Callable[..., Any]]:
     """Generate the function that makes `Shortcut.run` for a form: each operand by name, without loops."""
-    there = (*form.given, *form.made)
+    present = (*form.given, *form.made)
     lines = [f"at_{name} = {name}.ptr" for name in form.given]
     reads = f"({', '.join(form.reads)}, *scale_reads)" if form.scaled else f"({', '.join(form.reads)})"
     if "c" in form.given and "out" in form.given:  # C alone may be D
-        others = ", ".join((*(name for name in form.reads if name != "c"), *(["*scale_reads"] if form.scaled else [])))
-        reads = f"({others}) if c is out else {reads}"
+        other_reads = ", ".join(
+            (*(name for name in form.reads if name != "c"), *(["*scale_reads"] if form.scaled else []))
+        )
+        reads = f"({other_reads}) if c is out else {reads}"
     writes = f"({', '.join(form.writes)}, {'*scale_writes' if form.scaled else ''})"
     meetings = [f"low_{n} < at_{other} - at_{one} < high_{n}" for n, (one, other) in enumerate(form.pairs)]
     meetings = [
@@ -158,10 +162,10 @@ def _maker(form: Form) -> Callable[..., Callable[..., Any]]:
     lines += ["if alpha.__class__ is not float or not alpha:", "    alpha = (alpha or 0.0) * 1.0"]
     if form.has_beta:
         lines += ["if beta.__class__ is not float or not beta:", "    beta = (beta or 0.0) * 1.0"]
-    places = {name: f"at_{name}" if name in there else "0" for name in OPERANDS}
+    places = {name: f"at_{name}" if name in present else "0" for name in OPERANDS}
     if form.adds_out:
         places["c"] = "at_out"
-    beta = "beta" if form.has_beta else "1.0" if "c" in there else "0.0"
+    beta = "beta" if form.has_beta else "1.0" if "c" in present else "0.0"
     arguments = [*(places[name] for name in OPERANDS), "alpha", beta, *(["*scale_arguments"] if form.scaled else [])]
     lines += [f"executor.enqueue(plan, ({', '.join(arguments)}), reads, writes)"]
     lines += [f"return {form.writes[0]}" if len(form.writes) == 1 else f"return ({', '.join(form.writes)})"]
@@ -175,8 +179,8 @@ def _maker(form: Form) -> Callable[..., Callable[..., Any]]:
     ]
     scope: dict[str, Any] = {"CACHE_MISS": CACHE_MISS, "may_overlap": may_overlap}
     exec("\n".join(source), scope)
-    made: Callable[..., Callable[..., Any]] = scope["make"]
-    return made
+    maker: Callable[..., Callable[..., Any]] = scope["make"]
+    return maker
 
 
 class Pattern:
@@ -196,16 +200,16 @@ class Pattern:
         if m > MAX_EXTENT or n > MAX_EXTENT or k > MAX_EXTENT:
             return None
         lowered = self._plan.lowered
-        known = lowered.problem
-        d = Matrix(known.d.dtype, n, m, n) if out is None else _matrix(out)
+        problem = lowered.problem
+        d = Matrix(problem.d.dtype, n, m, n) if out is None else _matrix(out)
         first, second = (_matrix(b), _matrix(a)) if lowered.exchanged else (_matrix(a), _matrix(b))
         try:
             alignment = 256 if bias is None else bias.alignment
-            plan = self._plan.resized(known._replace(a=first, b=second, c=d, d=d, bias_alignment=alignment))
+            plan = self._plan.resized(problem._replace(a=first, b=second, c=d, d=d, bias_alignment=alignment))
         except Refused:
             return None
-        given = {"a": a, "b": b, "bias": bias, "out": out}
-        present = {name: layout for name, layout in given.items() if layout is not None}
+        layouts = {"a": a, "b": b, "bias": bias, "out": out}
+        present = {name: layout for name, layout in layouts.items() if layout is not None}
         return self._shortcut.resized(plan, shape, self._dtype, present)
 
 

@@ -33,10 +33,10 @@ def plan(request: MatmulRequest, executor: CudaExecutor, row: Row) -> Plan:
 
 def spec_of(form: TreeForm, arch: Arch, processors: int) -> MultistageSpec:
     """The spec of a request's kernel, with the small tile where large ones would leave multiprocessors idle."""
-    made = form.unallocated().get("out")
-    d = (made[0], made[1]) if made is not None else (form.shape, form.out.layout.strides)  # type: ignore[union-attr]
+    output = form.unallocated().get("out")
+    d = (output[0], output[1]) if output is not None else (form.shape, form.out.layout.strides)  # type: ignore[union-attr]
     size = form.d_dtype.bits // 8
-    outputs = [alignment(*d, size, 256 if made is not None else form.out.layout.alignment)]  # type: ignore[union-attr]
+    outputs = [alignment(*d, size, 256 if output is not None else form.out.layout.alignment)]  # type: ignore[union-attr]
     if form.c is not None:
         outputs.append(alignment(form.c.shape, form.c.layout.strides, size, form.c.layout.alignment))
     inputs = [alignment(t.shape, t.layout.strides, t.dtype.itemsize, t.layout.alignment) for t in (form.a, form.b)]

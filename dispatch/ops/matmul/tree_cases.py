@@ -112,15 +112,15 @@ class Case:
 
     def _written(self, device: Device, tree: Node, d: Dtype) -> dict[str, GuardedBuffer]:
         """Poisoned memory for the outputs of a tree other than D."""
-        (m, n, _), made = self.extents, {}
+        (m, n, _), memories = self.extents, {}
         extents = {"m": (n,), "n": (m,), "mn": ()}
         for node in evt.walk(tree):
             if isinstance(node, evt.Store):
                 shape = (*self.batch, m, n)
-                made[node.name] = poisoned_matrix(device, shape, node.dtype or d, self.orders[3], self.step)
+                memories[node.name] = poisoned_matrix(device, shape, node.dtype or d, self.orders[3], self.step)
             elif isinstance(node, evt.Reduce):
-                made[node.name] = poisoned_vector(device, (*self.batch, *extents[node.over]))
-        return made
+                memories[node.name] = poisoned_vector(device, (*self.batch, *extents[node.over]))
+        return memories
 
     def check(self, device: Device, rng: np.random.Generator) -> Check:
         """The check of a request with fresh operands."""
@@ -146,14 +146,14 @@ class Check:
         """Poison all outputs, the given ones and the allocated ones of `result`."""
         for memory in self.written:
             memory.renew()
-        made = result if isinstance(result, tuple) else () if result is None else (result,)
-        given = [memory.view for memory in self.written]
-        for tensor in made:
-            if tensor is not self.request.out and not any(tensor is view for view in given):
+        results = result if isinstance(result, tuple) else () if result is None else (result,)
+        views = [memory.view for memory in self.written]
+        for tensor in results:
+            if tensor is not self.request.out and not any(tensor is view for view in views):
                 tensor.copy_from(poison(tensor.dtype, tensor.shape))
 
     def verify(self, result: Any) -> None:
-        """Raise Mismatch where an output is further off than its bound, or memory around one was written."""
+        """Raise Mismatch if an output is not within its bound, or memory around one was written."""
         if count := sum(memory.disturbed() for memory in self.written):
             raise Mismatch(f"{self.name}: {count} bytes beside the outputs were written")
         outputs = result if isinstance(result, tuple) else (result,)
@@ -182,9 +182,9 @@ def bounds(request: MatmulRequest, expected: dict[str, Array]) -> dict[str, Arra
     operands = {name: np.asarray(x) for name, x in form.operand_values.items() if name not in form.tree_outputs}
     operands = {name: x.astype(np.float64) for name, x in operands.items()}
     source = None if request.c is None else np.asarray(request.c)
-    found = errors_of(form.tree, a @ b, error, operands, source, SUMS[request.a.dtype is F64])
-    dtypes = {"out": request.d_dtype, **{name: made.dtype for name, made in form.tree_outputs.items()}}
-    return {name: stored(found[name], expected[name], dtype) for name, dtype in dtypes.items()}
+    errors = errors_of(form.tree, a @ b, error, operands, source, SUMS[request.a.dtype is F64])
+    dtypes = {"out": request.d_dtype, **{name: output.dtype for name, output in form.tree_outputs.items()}}
+    return {name: stored(errors[name], expected[name], dtype) for name, dtype in dtypes.items()}
 
 
 # -- the cases of a row --------------------------------------------------------------------------------------------
@@ -205,35 +205,35 @@ def row_cases(row: Row) -> list[Case]:
         return _multistage(dtypes, row.compute)
     if row.min_arch > HOPPER or row.library == "numpy-blackwell":
         return _blackwell(dtypes)
-    # Rows of different dtypes are tried with different configurations.
+    # Rows of different dtypes use different configurations.
     config = FAVORITES[(a.cuda * 3 + b.cuda * 5 + d.cuda) % len(FAVORITES)]
-    found = [Case(name, dtypes, extents, config, compute=row.compute) for name, extents in EXTENTS.items()]
-    found.append(Case("batch", dtypes, (72, 48, 136), config, batch=(3,), compute=row.compute))
+    all_cases = [Case(name, dtypes, extents, config, compute=row.compute) for name, extents in EXTENTS.items()]
+    all_cases.append(Case("batch", dtypes, (72, 48, 136), config, batch=(3,), compute=row.compute))
     if a in FP8 and d is BF16:
-        found.append(Case("fast", dtypes, (128, 128, 128), config, fast_accum=True))
+        all_cases.append(Case("fast", dtypes, (128, 128, 128), config, fast_accum=True))
     if c is not d or dtypes == (BF16,) * 4:
-        found.append(Case("c", dtypes, (96, 136, 72), config, c=True, compute=row.compute))
+        all_cases.append(Case("c", dtypes, (96, 136, 72), config, c=True, compute=row.compute))
     if dtypes == (BF16,) * 4:
-        found += [
+        all_cases += [
             Case(f"order {orders}", dtypes, (136, 72, 56), config, orders=orders)
             for orders in ("rrrr", "ccrr", "crrr", "rcrc")
         ]
-        found.append(Case("order rccc with c", dtypes, (136, 72, 56), config, orders="rccc", c=True))
-    return found
+        all_cases.append(Case("order rccc with c", dtypes, (136, 72, 56), config, orders="rccc", c=True))
+    return all_cases
 
 
 def _blackwell(dtypes: tuple[Dtype, Dtype, Dtype, Dtype]) -> list[Case]:
     """Several extents with one kernel, and C with another; the tile is fixed."""
-    found = [Case(name, dtypes, extents, None) for name, extents in EXTENTS.items()]
-    found.append(Case("batch", dtypes, (72, 48, 136), None, batch=(3,)))
-    return [*found, Case("c", dtypes, (96, 136, 72), None, c=True)]
+    all_cases = [Case(name, dtypes, extents, None) for name, extents in EXTENTS.items()]
+    all_cases.append(Case("batch", dtypes, (72, 48, 136), None, batch=(3,)))
+    return [*all_cases, Case("c", dtypes, (96, 136, 72), None, c=True)]
 
 
 def _multistage(dtypes: tuple[Dtype, Dtype, Dtype, Dtype], compute: Compute | None) -> list[Case]:
     """Lines that tensor maps cannot describe: their length is a multiple of 4 bytes, not of 16."""
     even = max(32 // dtypes[0].bits, 1)
     k = 30 // even * even - (1 if even == 1 else 0)
-    found = [
+    all_cases = [
         Case(name, dtypes, extents, None, orders, batch, c, None, compute, step=max(4, dtypes[0].bits // 8))
         for name, extents, orders, batch, c in (
             ("awkward", (37, 53, k), "rcrr", (), False),
@@ -244,13 +244,13 @@ def _multistage(dtypes: tuple[Dtype, Dtype, Dtype, Dtype], compute: Compute | No
         )
     ]
     if dtypes in ((BF16,) * 4, (F64,) * 4):
-        found += [
+        all_cases += [
             Case(
                 f"order {orders}", dtypes, (36, 52, 40), None, orders, compute=compute, step=max(4, dtypes[0].bits // 8)
             )
             for orders in ("rrrr", "ccrr", "crrr")
         ]
-    return found
+    return all_cases
 
 
 # -- random trees --------------------------------------------------------------------------------------------------
@@ -273,22 +273,22 @@ def random_tree(rng: np.random.Generator, depth: int = 4) -> Node:
             return x
         kind = rng.choice(["unary", "binary", "clamp", "fma", "store", "reduce", "shared"], p=PROBABILITIES)
         if kind == "unary":
-            made: Node = evt.Unary(str(rng.choice(evt.UNARY)), x)
+            node: Node = evt.Unary(str(rng.choice(evt.UNARY)), x)
         elif kind == "binary":
             pair = (x, leaf()) if rng.random() < 0.5 else (leaf(), x)
-            made = evt.Binary(str(rng.choice(evt.BINARY)), *pair)
+            node = evt.Binary(str(rng.choice(evt.BINARY)), *pair)
         elif kind == "clamp":
-            made = evt.clamp(x, -1.5, 2.0)
+            node = evt.clamp(x, -1.5, 2.0)
         elif kind == "fma":
-            made = evt.fma(x, leaf(), leaf())
+            node = evt.fma(x, leaf(), leaf())
         elif kind == "shared":  # a node that is read twice
-            made = evt.sigmoid(x) * x
+            node = evt.sigmoid(x) * x
         elif kind == "store":
-            made = evt.store(x, name("store"), BF16)
+            node = evt.store(x, name("store"), BF16)
         else:
             function, over = str(rng.choice(evt.REDUCTIONS)), str(rng.choice(["m", "n", "mn"]))
-            made = evt.reduce(x, name(f"{function}_{over}"), function, over=over)
-        return grow(made, left - 1)
+            node = evt.reduce(x, name(f"{function}_{over}"), function, over=over)
+        return grow(node, left - 1)
 
     return grow(evt.constant(0.125) * evt.accumulator(), depth)
 
@@ -298,14 +298,14 @@ PROBABILITIES = (0.2, 0.3, 0.05, 0.1, 0.1, 0.15, 0.1)
 
 def tree_cases() -> list[Case]:
     """Random trees, the same in every process, with extents that are not multiples of a tile."""
-    found, dtypes = [], (BF16, BF16, BF16, BF16)
+    all_cases, dtypes = [], (BF16, BF16, BF16, BF16)
     for number in range(TREES):
         tree = random_tree(np.random.default_rng(number), 2 + number % 5)
         config = FAVORITES[1] if number % 2 else FAVORITES[0]
-        found.append(Case(f"tree {number}", dtypes, (200, 152, 72), config, tree=tree))
+        all_cases.append(Case(f"tree {number}", dtypes, (200, 152, 72), config, tree=tree))
         if number in GIVEN:
-            found.append(Case(f"tree {number} given", dtypes, (77, 53, 29), config, tree=tree, given=True))
-    return found
+            all_cases.append(Case(f"tree {number} given", dtypes, (77, 53, 29), config, tree=tree, given=True))
+    return all_cases
 
 
 # One scale for all, for each column and for each row, with the amax that goes with it.

@@ -111,13 +111,13 @@ class TreeForm(EpilogueTreeMixin):
     def tree_outputs(self) -> dict[str, Output]:
         """The outputs that the tree names, with the shapes and strides in which they are allocated."""
         shapes = {"m": (*self.batch, self.n), "n": (*self.batch, self.m), "mn": self.batch}
-        found: dict[str, Output] = {}
+        outputs: dict[str, Output] = {}
         for node in walk(self.tree):
             if isinstance(node, Store):
-                found[node.name] = padded(self.shape, node.dtype or self.d_dtype)
+                outputs[node.name] = padded(self.shape, node.dtype or self.d_dtype)
             elif isinstance(node, Reduce):
-                found[node.name] = Output(shapes[node.over], c_strides(shapes[node.over]), F32)
-        return found
+                outputs[node.name] = Output(shapes[node.over], c_strides(shapes[node.over]), F32)
+        return outputs
 
     @cached_property
     def invalid_i32_scalars(self) -> tuple[str, ...]:
@@ -137,20 +137,22 @@ class TreeForm(EpilogueTreeMixin):
     def unallocated(self) -> dict[str, tuple[Shape, Shape, Dtype]]:
         """The outputs that the request does not give."""
         if not self.has_tree:
-            found: dict[str, tuple[Shape, Shape, Dtype]] = self.request.unallocated()
-            return found
+            outputs: dict[str, tuple[Shape, Shape, Dtype]] = self.request.unallocated()
+            return outputs
         wanted = {} if self.out is not None else {"out": padded(self.shape, self.d_dtype)}
-        wanted |= {name: made for name, made in self.tree_outputs.items() if name not in self.operand_values}
-        return {name: (made.shape, made.strides, made.dtype) for name, made in wanted.items()}
+        wanted |= {name: output for name, output in self.tree_outputs.items() if name not in self.operand_values}
+        return {name: (output.shape, output.strides, output.dtype) for name, output in wanted.items()}
 
     # -- the contract of Request, for requests with a tree --------------------------------------------------------
     def key(self) -> tuple[Any, ...]:
         layouts = tuple(None if t is None else t.layout for t in (self.a, self.b, self.c, self.out))
-        given = tuple((name, x.layout if isinstance(x, Tensor) else None) for name, x in self.operand_values.items())
+        operand_layouts = tuple(
+            (name, x.layout if isinstance(x, Tensor) else None) for name, x in self.operand_values.items()
+        )
         request = self.request
         choices = (self.tree, self.compute, self.d_dtype.cuda, self.fast_accum, self.config, request.library)
         # Numbers are not part of the key, except those that a row refuses: they must not find another request's plan.
-        return (*layouts, given, *choices, request.autotune, self.invalid_i32_scalars)
+        return (*layouts, operand_layouts, *choices, request.autotune, self.invalid_i32_scalars)
 
     def named_arguments(self) -> NamedArguments:
         # Rows may refuse numbers of an i32 D; they are part of the key.
@@ -162,8 +164,10 @@ class TreeForm(EpilogueTreeMixin):
         pointers = (self.a.ptr, self.b.ptr, c, outputs.get("out", self.out).ptr)  # type: ignore[union-attr]
         named = {**self.operand_values, **outputs}
         # Addresses are ints and numbers are floats, so that a plan can distinguish them. -0.0 becomes 0.0.
-        rest = (x.ptr if isinstance(x, Tensor) else float(x) + 0.0 for x in (named[name] for name in self.kinds))
-        return (*pointers, *rest)
+        tree_arguments = (
+            x.ptr if isinstance(x, Tensor) else float(x) + 0.0 for x in (named[name] for name in self.kinds)
+        )
+        return (*pointers, *tree_arguments)
 
     def tensors(self) -> tuple[Use, ...]:
         named = [(name, getattr(self, name), name == "out") for name in MATRICES]
@@ -178,13 +182,13 @@ class TreeForm(EpilogueTreeMixin):
     def replaced(self, operands: dict[str, Tensor]) -> dict[str, Any]:
         """The fields of the request with other operands, by the names of the request and of the tree."""
         fields = (*MATRICES, "alpha", "beta", *(("bias",) if self.request.bias is not None else ()))
-        own: dict[str, Any] = {name: x for name, x in operands.items() if name in fields}
-        named = {name: x for name, x in operands.items() if name not in own}
+        matrices: dict[str, Any] = {name: x for name, x in operands.items() if name in fields}
+        named = {name: x for name, x in operands.items() if name not in matrices}
         for name in named:
             if name not in self.kinds:
-                known = ", ".join((*MATRICES, *self.kinds))
-                raise BadRequest(name, "no operand of this request", f"one of {known}")
-        return {**own, "operands": {**dict(self.request.operands), **named}}
+                names = ", ".join((*MATRICES, *self.kinds))
+                raise BadRequest(name, "no operand of this request", f"one of {names}")
+        return {**matrices, "operands": {**dict(self.request.operands), **named}}
 
     def describe(self) -> str:
         request = self.request
@@ -215,11 +219,11 @@ def prepare(request: Any) -> None:
     if not isinstance(tree, Node) or request.asks_for_cutlass:
         return
     epilogue = _equal_epilogue(tree, request.alpha, request.c)
-    given = dict(request.operands)
-    if epilogue is None or given.keys() != ({"bias"} if epilogue.adds_bias else set()) or request.bias is not None:
+    operands = dict(request.operands)
+    if epilogue is None or operands.keys() != ({"bias"} if epilogue.adds_bias else set()) or request.bias is not None:
         return
     object.__setattr__(request, "epilogue", epilogue)
-    object.__setattr__(request, "bias", given.get("bias"))
+    object.__setattr__(request, "bias", operands.get("bias"))
     object.__setattr__(request, "operands", ())
 
 
@@ -267,8 +271,8 @@ def _check_fields(request: Any) -> None:
         raise BadRequest("scales", "factors", "none, for kernels of CUTLASS have none", hint)
     epilogue = request.epilogue
     if isinstance(epilogue, Epilogue) and epilogue not in EPILOGUE_FUNCTIONS:
-        known = ", ".join(one.name for one in EPILOGUE_FUNCTIONS)
-        raise BadRequest("epilogue", epilogue.name, f"{known} or a tree, which CUTLASS has kernels for")
+        names = ", ".join(one.name for one in EPILOGUE_FUNCTIONS)
+        raise BadRequest("epilogue", epilogue.name, f"{names} or a tree, which CUTLASS has kernels for")
     if request.bias is not None and not (isinstance(epilogue, Epilogue) and epilogue.adds_bias):
         raise BadRequest("bias", str(request.bias.layout), "None", "evt.row('bias') adds one, given in operands")
 
@@ -282,7 +286,7 @@ def _check_shapes(form: TreeForm) -> None:
     }
     wanted: dict[str, tuple[Shape, ...]] = {"c": ((m, n), form.shape), "out": (form.shape,)}
     wanted |= {name: shapes[kind] for name, kind in form.kinds.items() if kind in shapes}
-    wanted |= {name: (made.shape,) for name, made in form.tree_outputs.items()}
+    wanted |= {name: (output.shape,) for name, output in form.tree_outputs.items()}
     for name, tensor, _ in form.tensors():
         if form.kinds.get(name) == "scalar" and tensor.size != 1:
             raise BadRequest(name, str(tensor.layout), "a number, or a tensor of one element")

@@ -33,10 +33,10 @@ OP = "matmul by CUTLASS"  # the op's name in the cache, where cuBLASLt's algorit
 def plan(request: MatmulRequest, executor: CudaExecutor, row: Row) -> CutlassPlan:
     """The plan of the fastest kernel for a request: the remembered one, or the one that is fastest now."""
     key = stored_key(request)
-    known = executor.algorithms("cublasLt").get(OP, key)
-    found = None if known is None else _remembered_plan(request, executor, row, known)
-    if found is not None:
-        return found
+    cached = executor.algorithms("cublasLt").get(OP, key)
+    cached_plan = None if cached is None else _remembered_plan(request, executor, row, cached)
+    if cached_plan is not None:
+        return cached_plan
     executor.refuse_capture("a request that is to be tuned")
     plans = candidate_plans(request, executor, row)
 
@@ -71,8 +71,8 @@ def decode_winner(known: Algorithm) -> tuple[Config, str] | None:
     """The configuration and the kernel's id of a cache entry; None for any other content."""
     try:
         facts = json.loads(known.blob)
-        tile, cluster, *rest = facts["config"]
-        config = Config(tuple(tile), tuple(cluster), *rest)
+        tile, cluster, *other_fields = facts["config"]
+        config = Config(tuple(tile), tuple(cluster), *other_fields)
         return (config, str(facts["id"])) if config in CONFIGS else None
     except (ValueError, KeyError, TypeError):
         return None
@@ -84,8 +84,8 @@ def _remembered_plan(request: MatmulRequest, executor: CudaExecutor, row: Row, k
     if winner is None:
         return None
     config, kernel = winner
-    made = CutlassPlan(request, executor, row, config)
-    return made if made.kernel == kernel else None
+    bound_plan = CutlassPlan(request, executor, row, config)
+    return bound_plan if bound_plan.kernel == kernel else None
 
 
 def stored_key(request: MatmulRequest) -> str:
@@ -101,6 +101,6 @@ def stored_key(request: MatmulRequest) -> str:
     layouts += [
         (name, str(dtype), shape, strides, 256) for name, (shape, strides, dtype) in request.unallocated().items()
     ]
-    rest = (form.tree, str(request.d_dtype), str(request.compute), request.fast_accum)
-    digest = hashlib.sha256(repr((sorted(layouts), rest)).encode()).hexdigest()[:16]
+    choices = (form.tree, str(request.d_dtype), str(request.compute), request.fast_accum)
+    digest = hashlib.sha256(repr((sorted(layouts), choices)).encode()).hexdigest()[:16]
     return f"{form.describe()} {digest}"

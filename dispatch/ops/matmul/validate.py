@@ -166,11 +166,11 @@ def _check_epilogue(request: MatmulRequest) -> None:
         "aux": (epilogue.is_gradient, epilogue.is_gradient or epilogue.writes_aux),
         "bgrad": (False, epilogue.writes_bgrad),
     }
-    for name, (needed, taken) in needs.items():
+    for name, (needed, supported) in needs.items():
         tensor = getattr(request, name)
         if needed and tensor is None:
             raise BadRequest(name, "nothing", f"the tensor that epilogue {epilogue.name} reads", f"pass {name}=…")
-        if tensor is not None and not taken:
+        if tensor is not None and not supported:
             takers = ", ".join(e.name for e in Epilogue if _takes(e, name))
             raise BadRequest(
                 name, str(tensor.layout), f"none: epilogue {epilogue.name} has no {name}", f"use one of {takers}"
@@ -276,8 +276,8 @@ def _check_scales(request: MatmulRequest) -> None:
     for name in ("amax_d", "amax_aux"):
         amax = getattr(scales, name)
         if amax is not None and (not isinstance(amax, Tensor) or amax.dtype is not F32 or amax.size != 1):
-            given = str(amax.layout) if isinstance(amax, Tensor) else type(amax).__name__
-            raise BadRequest(f"scales.{name}", given, "an f32 tensor of one element")
+            amax_text = str(amax.layout) if isinstance(amax, Tensor) else type(amax).__name__
+            raise BadRequest(f"scales.{name}", amax_text, "an f32 tensor of one element")
 
 
 def _check_factor(request: MatmulRequest, name: str) -> None:

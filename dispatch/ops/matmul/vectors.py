@@ -31,16 +31,16 @@ Vector = tuple[lt.cublasLtMatmulDescAttributes_t, int, bool]
 
 def vectors_of(request: MatmulRequest, lowered: Lowered) -> list[Vector]:
     """The pointers that the operation descriptor of a request holds."""
-    found = []
+    vectors = []
     problem = lowered.problem
     if problem.bias_dtype >= 0:
         index = BIAS if request.plain_epilogue.adds_bias else BGRAD
-        found.append((Desc.CUBLASLT_MATMUL_DESC_BIAS_POINTER, index, False))
+        vectors.append((Desc.CUBLASLT_MATMUL_DESC_BIAS_POINTER, index, False))
     if problem.aux_ld:
-        found.append((Desc.CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, AUX, False))
+        vectors.append((Desc.CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, AUX, False))
     exchanged = {"a": "b", "b": "a"} if lowered.exchanged else {}
     for index, name in enumerate(FACTORS_AND_AMAX, FIRST_FACTOR):
         factor = getattr(request.scales, name)
         if factor is not None and not (lowered.empty_k and name in "ab"):
-            found.append((POINTERS[exchanged.get(name, name)], index, not isinstance(factor, Tensor)))
-    return found
+            vectors.append((POINTERS[exchanged.get(name, name)], index, not isinstance(factor, Tensor)))
+    return vectors

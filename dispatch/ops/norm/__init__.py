@@ -1,8 +1,8 @@
 """Normalization and its gradient: `norm_fwd` and `norm_bwd`, by layer, root mean square, batch, instance and group.
 
-`NormFwdRequest` and `NormBwdRequest` are the requests; `cudnn_norm` and `numpy_norm` carry them out, `reference` says
-what is right, `cases` what is tested. The files: request (what may be asked), graph, group (as several graphs),
-cudnn, reference, rules (for the table), cases (what is tested).
+`NormFwdRequest` and `NormBwdRequest` are the requests; `cudnn_norm` and `numpy_norm` make their plans, `reference`
+computes the expected results, `cases` has the test cases. The files: request (fields and checks), graph, group (several
+graphs), cudnn, reference, rules (for the table), cases.
 """
 
 from __future__ import annotations

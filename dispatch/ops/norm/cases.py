@@ -1,7 +1,7 @@
-"""The cases that the normalization rows are tried with, and how far a result may be from the float64 reference.
+"""The test cases of the normalization rows, and the allowed errors relative to the float64 reference.
 
 Tests parametrize over `cases(row)` and run `case.check(device, rng)`. The bounds are derived below, not tuned to what a
-library happens to give.
+library happens to return.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ GROUP = NormMode.GROUP_NORM
 
 @dataclass(frozen=True)
 class Form:
-    """Sizes and choices; `axes` how many last ones LAYER_NORM and RMS_NORM average over, `last` for channels last."""
+    """Sizes and choices.
+
+    `axes` is the number of last axes that LAYER_NORM and RMS_NORM average over; `last` means channels last.
+    """
 
     name: str
     mode: NormMode
@@ -87,7 +90,7 @@ FORMS = (
 
 @dataclass(frozen=True)
 class NormCase(FormCase):
-    """One request, by all that is chosen about it but the numbers in it."""
+    """One request, described by everything except the numbers in its operands."""
 
     op: str
     form: Form
@@ -101,7 +104,7 @@ class NormCase(FormCase):
         return f"{self.dtype}-{self.parameters}-{self.form.name}{way}"
 
     def check(self, device: Device, rng: np.random.Generator) -> Check:
-        """The case with fresh operands and poisoned outputs; x has a mean and a spread of its own."""
+        """The case with fresh operands and poisoned outputs; x has a mean other than 0 and a spread other than 1."""
         return checked(self.id, self.drawn(device, rng), evaluate, bounds_of)
 
     def drawn(self, device: Device, rng: np.random.Generator) -> tuple[NormRequest, tuple[GuardedBuffer, ...]]:
@@ -123,15 +126,15 @@ class NormCase(FormCase):
 
     def _forward(self, device: Device, rng: np.random.Generator) -> NormFwdRequest:
         form = self.form
-        given: dict[str, Any] = {"x": place(device, self._x(rng), self._order()).view}
-        given["scale"] = self._parameter(device, rng)
+        operands: dict[str, Any] = {"x": place(device, self._x(rng), self._order()).view}
+        operands["scale"] = self._parameter(device, rng)
         if form.bias:
-            given["bias"] = self._parameter(device, rng)
+            operands["bias"] = self._parameter(device, rng)
         if form.mode is BATCH and (form.running or not self.training):
-            given["running_mean"] = device.array(normal(rng, F32, (form.shape[1],)))
-            given["running_var"] = device.array(np.abs(normal(rng, F32, (form.shape[1],))) + np.float32(0.1))
+            operands["running_mean"] = device.array(normal(rng, F32, (form.shape[1],)))
+            operands["running_var"] = device.array(np.abs(normal(rng, F32, (form.shape[1],))) + np.float32(0.1))
         choices: dict[str, Any] = {"mode": form.mode, "groups": form.groups, "epsilon": 1e-3}
-        return NormFwdRequest(training=self.training, momentum=0.3, **choices, **given)
+        return NormFwdRequest(training=self.training, momentum=0.3, **choices, **operands)
 
     def _backward(self, device: Device, rng: np.random.Generator) -> NormBwdRequest:
         x = self._x(rng)
@@ -140,19 +143,19 @@ class NormCase(FormCase):
         scale = self._parameter(device, rng)
         choices: dict[str, Any] = {"mode": self.form.mode, "groups": self.form.groups, "epsilon": 1e-3}
         bare = NormFwdRequest(place_x, scale, scale, training=True, **choices)
-        made = evaluate(bare, EXACT)
-        inverse = device.array(made["inv_variance_out"].astype(np.float32))
-        mean = device.array(made["mean_out"].astype(np.float32)) if bare.has_mean else None
+        results = evaluate(bare, EXACT)
+        inverse = device.array(results["inv_variance_out"].astype(np.float32))
+        mean = device.array(results["mean_out"].astype(np.float32)) if bare.has_mean else None
         bias = self.form.bias or self.form.mode is not RMS
         return NormBwdRequest(dy, place_x, scale, inverse, mean, bias=bias, **choices)
 
 
 def bounds_of(request: NormRequest, expected: Results) -> Results:
-    """How far each output may be off, element by element.
+    """The allowed error of each output, element by element.
 
-    A sum of n terms is off by (8 + 4 √n) · u of the sum of their sizes, and so is a mean; a variance (which engines may
-    take as the mean of squares less the square of the mean) by that of the squares; its inverse root by half of the
-    variance's share, and by the GPU's rsqrt, which has 2^-22.
+    The error of a sum of n terms is (8 + 4 √n) · u times the sum of their magnitudes, and so is that of a mean. The
+    error of a variance is that of the squares, because engines may compute the mean of squares less the square of the
+    mean. The relative error of its inverse root is half of the variance's, plus that of the GPU's rsqrt, 2^-22.
     """
     u = unit(F32)
     x = values(request.x, EXACT)
@@ -188,7 +191,7 @@ def bounds_of(request: NormRequest, expected: Results) -> Results:
 
 
 def _stored(request: NormRequest, errors: Results, expected: Results) -> Results:
-    dtypes = {name: made.dtype for name, made in request.outputs().items()}
+    dtypes = {name: output.dtype for name, output in request.outputs().items()}
     return {name: rounded(errors[name], expected[name], dtypes[name]) for name in expected}
 
 
@@ -222,14 +225,14 @@ def _backward_bounds(request: NormBwdRequest, expected: Results, u: float) -> Re
 
 
 def cases(row: Row) -> list[NormCase]:
-    """Every form of the row's kind in training and without; parameters in f32, and in turn in x's own dtype."""
+    """Every form that the row supports, in training and without; parameters in f32, and alternately in x's dtype."""
     dtype = row.dtypes[0]
-    found = []
+    all_cases = []
     forms = [form for form in FORMS if (ungrouped if form.mode is GROUP else grouped) not in row.rules]
     for number, form in enumerate(forms):
         for training in (True,) if row.op == "norm_bwd" else (True, False):
             parameters = row.epilogue_dtypes[0][(number + training) % len(row.epilogue_dtypes[0])]
             if form.mode in (BATCH, INSTANCE, GROUP):
                 parameters = F32
-            found.append(NormCase(row.op, form, dtype, parameters, training))
-    return found
+            all_cases.append(NormCase(row.op, form, dtype, parameters, training))
+    return all_cases

@@ -1,4 +1,4 @@
-"""A normalization request carried out by cuDNN's backend: its graphs and the plan. The table's GPU rows end here."""
+"""The plan of a normalization request with cuDNN's backend. `plan` serves the table's GPU rows."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ __all__ = ["plan", "policy_of"]
 
 
 def policy_of(request: NormRequest, row: Row) -> Policy:
-    """Norms are computed in f32, whatever x is."""
+    """Norms are computed in f32 for all dtypes of x."""
     del row
     return Policy(workspace=WORKSPACE if request.workspace is None else request.workspace)
 
 
 def plan(request: NormRequest, executor: CudaExecutor, row: Row) -> Plan:
-    """Bind a request to an executor; Refused with cuDNN's words where no engine takes it."""
+    """Bind a request to an executor; Refused with cuDNN's message if no engine supports it."""
     if request.by_group:
         return bind_sequence(request, executor, row, group_norm_steps(request), policy_of(request, row))
     graph, places = lower_to_graph(request)

@@ -1,7 +1,7 @@
-"""A normalization request as a graph of cuDNN operations, and where its operands stand in the request's arguments.
+"""A normalization request as a graph of cuDNN operations, with the indices of its operands among the arguments.
 
-Nearly always one norm operation; batch norm with given statistics is a chain of pointwise ones. Pure: it calls no
-library.
+Usually the graph is one norm operation; batch norm with given statistics is a chain of pointwise operations. This file
+calls no library.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def lower_to_graph(request: NormRequest) -> LoweredGraph:
 
 
 def graphs(request: NormRequest) -> list[Graph]:
-    """The graphs that carry a request out: several for GROUP_NORM."""
+    """The graphs of a request: several for GROUP_NORM."""
     return (
         [step.graph for step in group_norm_steps(request).steps]
         if request.by_group
@@ -50,11 +50,11 @@ class _GraphBuilder(RequestGraphBuilder["NormRequest"]):
         super().__init__(request)
         self._rank = max(request.x.ndim, MIN_AXES) if request.by_channel else MIN_AXES
         strides = request.x.layout.strides
-        # Which way axes of extent 1 lie is for their neighbours to say.
+        # The other axes determine the layout if an axis has extent 1.
         self._last = request.by_channel and request.x.shape[1] > 1 and strides[1] == 1
 
     def data(self, name: str) -> Wire:
-        """An operand of x's shape: as it is, or as (rows, what is averaged, 1, 1)."""
+        """An operand of x's shape: as it is, or as (rows, averaged elements, 1, 1)."""
         request = self.request
         layout = request.layout_of(name)
         if request.by_channel:
@@ -65,20 +65,20 @@ class _GraphBuilder(RequestGraphBuilder["NormRequest"]):
         return self.operand(name, (layout.size // width, width, 1, 1), (width, 1, width, width))
 
     def _strides(self, layout: Layout) -> tuple[int, ...]:
-        """Those of a dense image: of axes of one element, a view may have any, such as the 0 of `x[None]`."""
+        """The strides of a dense image: a view may have any strides for axes of one element, such as 0 in `x[None]`."""
         request = self.request
-        last_first = isinstance(request, NormFwdRequest) and request.by_running  # whose row is for channels last
-        last_first |= self._last and len(layout.shape) < MIN_AXES  # and so lie the axes that are added to these
+        last_first = isinstance(request, NormFwdRequest) and request.by_running  # this row requires channels last
+        last_first |= self._last and len(layout.shape) < MIN_AXES  # the added axes have this order
         ways = {last: dense_strides(layout.shape, last=last) for last in (last_first, not last_first)}
         if not last_first and layout.strides in ways.values():
             return layout.strides
-        return next((steps for last, steps in ways.items() if lies_dense(layout, last=last)), layout.strides)
+        return next((strides for last, strides in ways.items() if lies_dense(layout, last=last)), layout.strides)
 
     def _width(self) -> int:
         return self.request.scale.layout.size
 
     def parameter(self, name: str) -> Wire:
-        """An operand with a number for each channel, or for each place that is averaged."""
+        """An operand with a number for each channel, or for each averaged element."""
         return self._vector(name, 1)
 
     def _vector(self, name: str, axis: int) -> Wire:
@@ -115,7 +115,7 @@ class _GraphBuilder(RequestGraphBuilder["NormRequest"]):
         builder.node("NORM_FORWARD", ins, outs, MODE=member(request.mode).name, PHASE=phase)
 
     def by_running(self, request: NormFwdRequest) -> None:
-        """Pointwise, for no norm operation takes statistics: (x - mean) / √(variance + epsilon) · scale + bias."""
+        """Pointwise, because no norm operation reads statistics: (x - mean) / √(variance + epsilon) · scale + bias."""
         builder = self.builder
         x = self.data("x")
         spread = builder.pointwise(
@@ -123,10 +123,10 @@ class _GraphBuilder(RequestGraphBuilder["NormRequest"]):
         )
         inverse = builder.pointwise("RSQRT", spread)
         value = x
-        steps = [("SUB", self.statistic("running_mean")), ("MUL", inverse), ("MUL", self.parameter("scale"))]
+        operations = [("SUB", self.statistic("running_mean")), ("MUL", inverse), ("MUL", self.parameter("scale"))]
         if request.bias is not None:
-            steps.append(("ADD", self.parameter("bias")))
-        for mode, operand in steps:
+            operations.append(("ADD", self.parameter("bias")))
+        for mode, operand in operations:
             value = builder.pointwise(mode, value, operand, out=builder.virtual(x.dims, None, x.strides))
         self.output("out", value, x.strides)
 

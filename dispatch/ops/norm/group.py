@@ -1,9 +1,10 @@
-"""Group norm and its gradient as graphs of cuDNN, which has the mode and no engine for it (9.19, sm_90).
+"""Group norm and its gradient as several graphs of cuDNN, which has the mode but no engine for it (9.19, sm_90).
 
-Instance norm over (N, groups, rest) gives the statistics and the gradient of x; what differs by channel is done by
-pointwise graphs over matrices, for there cuDNN's engines take a number for each row, or for each column. Forward: the
-statistics, four small graphs at most that give every channel of every sample its numbers, one over x. Gradient: three
-small ones, dY · scale, and instance norm backward twice, by channel for dscale and dbias and by group for dX. Pure.
+Instance norm over (N, groups, rest) computes the statistics and the gradient of x. Parameters that differ by channel
+are applied by pointwise graphs over matrices, for which cuDNN's engines support a number for each row, or for each
+column. Forward: the statistics, at most four small graphs that compute the numbers of every channel of every sample,
+and one over x. Gradient: three small graphs, dY · scale, and instance norm backward twice, by channel for dscale and
+dbias and by group for dX. This file calls no library.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class _GraphBuilder:
         return operand_memory(self.request, name)
 
     def keep(self, size: int, dtype: Dtype = F32, fill: float | None = None) -> GraphMemory:
-        """Memory between graphs."""
+        """Allocate memory between graphs."""
         self.intermediates.append(Intermediate(size, dtype, fill))
         return GraphMemory(len(self.request.reads) + len(self.request.writes) + len(self.intermediates) - 1, dtype)
 
@@ -62,7 +63,7 @@ class _GraphBuilder:
         ins = {"XDESC": norm.data(self.operand("x")), "SCALE_DESC": norm.parameter(self.ones)}
         ins["BIAS_DESC"] = norm.parameter(self.keep(self.groups, fill=0.0))
         ins["EPSILON_DESC"] = norm.builder.scalar(float(request.epsilon), RANK)
-        # Its Y is not wanted: it goes where the last graph writes.
+        # Its Y is not needed: it goes to the memory that the last graph writes.
         outs = {"YDESC": norm.data(self.operand("out"))}
         outs |= {"MEAN_DESC": norm.statistic(mean), "INV_VARIANCE_DESC": norm.statistic(inverse)}
         self.steps.append(norm.step("NORM_FORWARD", ins, outs, PHASE="TRAINING"))
@@ -80,11 +81,11 @@ class _GraphBuilder:
             self.operand("dy"), [("MUL", self._per_channel_of_sample(self.operand("scale")))], scaled
         )
         sums = (self.operand("dscale"), self.operand("dbias"))
-        own = (self._per_channel_of_group(mean), self._per_channel_of_group(inverse))
+        statistics = (self._per_channel_of_group(mean), self._per_channel_of_group(inverse))
         if self.spatial == 1:
-            self._sums(x, self.operand("dy"), own, sums)
-        else:  # the gradient of x by channel is not wanted: it goes where the next graph writes
-            self._gradient(self.channels, x, self.operand("dy"), own, dx, sums)
+            self._sums(x, self.operand("dy"), statistics, sums)
+        else:  # the gradient of x by channel is not needed: it goes to the memory that the next graph writes
+            self._gradient(self.channels, x, self.operand("dy"), statistics, dx, sums)
         unused = (self.keep(self.groups), self.keep(self.groups))
         self._gradient(self.groups, x, scaled, (mean, inverse), dx, unused)
 
@@ -110,33 +111,33 @@ class _GraphBuilder:
         statistics: tuple[GraphMemory, GraphMemory],
         sums: tuple[GraphMemory, GraphMemory],
     ) -> None:
-        """Dscale and dbias of a matrix: a row is a sample, a column a channel."""
-        for wanted, out in zip(("dscale", "dbias"), sums, strict=True):
+        """Dscale and dbias of a matrix: rows are samples, columns are channels."""
+        for name, out in zip(("dscale", "dbias"), sums, strict=True):
             matrix = _MatrixGraph(self.samples, self.channels)
             value = matrix.whole(dy)
-            if wanted == "dscale":
-                own = matrix.pointwise("SUB", matrix.whole(x), matrix.whole(statistics[0]))
-                value = matrix.pointwise("MUL", matrix.pointwise("MUL", own, matrix.whole(statistics[1])), value)
+            if name == "dscale":
+                centered = matrix.pointwise("SUB", matrix.whole(x), matrix.whole(statistics[0]))
+                value = matrix.pointwise("MUL", matrix.pointwise("MUL", centered, matrix.whole(statistics[1])), value)
             self.steps.append(matrix.sums(value, out))
 
     def _per_channel_of_group(self, statistic: GraphMemory) -> GraphMemory:
-        """A number of each group of each sample, for every channel of it: (N, C)."""
+        """The number of each group of each sample, repeated for its channels: (N, C)."""
         if self.groups == self.channels:
             return statistic
         matrix = _MatrixGraph(self.samples * self.groups, self.channels // self.groups)
         return self._broadcast(matrix, matrix.per_row(statistic))
 
     def _per_channel_of_sample(self, parameter: GraphMemory) -> GraphMemory:
-        """A number of each channel, for every sample: (N, C)."""
+        """The number of each channel, repeated for every sample: (N, C)."""
         if self.samples == 1:
             return parameter
         matrix = _MatrixGraph(self.samples, self.channels)
         return self._broadcast(matrix, matrix.per_column(parameter))
 
     def _broadcast(self, matrix: _MatrixGraph, numbers: Wire) -> GraphMemory:
-        made = self.keep(self.samples * self.channels)
-        self.steps.append(matrix.step(matrix.pointwise("MUL", matrix.whole(self.ones), numbers), made))
-        return made
+        memory = self.keep(self.samples * self.channels)
+        self.steps.append(matrix.step(matrix.pointwise("MUL", matrix.whole(self.ones), numbers), memory))
+        return memory
 
     def _pointwise_over_x(self, x: GraphMemory, rows: list[tuple[str, GraphMemory]], out: GraphMemory) -> None:
         """Pointwise modes over a tensor of x's shape, each with a number for every channel of every sample."""
@@ -172,9 +173,9 @@ class _InstanceNormGraph(PlacedGraphBuilder):
 
 
 class _MatrixGraph(PlacedGraphBuilder):
-    """A chain of pointwise modes over a dense matrix, as the image that engines take: a row is a pixel's channels.
+    """A chain of pointwise modes over a dense matrix, as an image for the engines: a row has the channels of a pixel.
 
-    They refuse one channel: a matrix of one column is described as one row.
+    Engines refuse a single channel, so a matrix of one column is described as one row.
     """
 
     def __init__(self, rows: int, columns: int) -> None:
@@ -200,12 +201,12 @@ class _MatrixGraph(PlacedGraphBuilder):
         return self.builder.pointwise(mode, value, other, out=self.builder.virtual(dims, None, strides))
 
     def sums(self, value: Wire, out: GraphMemory) -> GraphStep:
-        """The sum of each column of the chain."""
-        made = self.per_column(out)
-        self.builder.reduction("ADD", value, made.dims, out=made)
+        """The step that writes the sum of each column of the chain's result."""
+        wire = self.per_column(out)
+        self.builder.reduction("ADD", value, wire.dims, out=wire)
         return GraphStep(*self.lowered())
 
     def step(self, value: Wire, out: GraphMemory) -> GraphStep:
-        """The chain, written to memory."""
+        """The step that writes the chain's result to memory."""
         self.write(out, value, self._axes(*self._shape)[1])
         return GraphStep(*self.lowered())

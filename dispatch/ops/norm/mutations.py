@@ -19,19 +19,19 @@ __all__ = ["MUTATIONS"]
 
 
 def epsilon(request: NormRequest) -> float | None:
-    """A hundred times epsilon."""
+    """epsilon a hundred times too large."""
     return request.epsilon * 100 if isinstance(request, NormFwdRequest) else None
 
 
 def mean(request: NormRequest) -> Results | None:
-    """No mean subtracted."""
+    """The mean not subtracted."""
     if not isinstance(request, NormFwdRequest) or request.mode is not NormMode.LAYER_NORM:
         return None
     return {"out": altered(evaluate, request, mode=NormMode.RMS_NORM, mean_out=None)["out"]}
 
 
 def momentum(request: NormRequest) -> float | None:
-    """The running statistics moved on with another momentum."""
+    """The running statistics updated with another momentum."""
     if not isinstance(request, NormFwdRequest) or not request.training or request.running_mean is None:
         return None
     return request.momentum * 1.02

@@ -1,6 +1,6 @@
-"""Normalization and its gradient in NumPy, in the working dtype that is asked for.
+"""Normalization and its gradient in NumPy, in a working dtype.
 
-The host rows compute with it, tests hold rows against it in float64. It calls no library.
+The host rows run it, and in float64 it is the tests' reference. It calls no library.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ def evaluate(request: NormRequest, work: np.dtype[Any]) -> Results:
 
 
 def broadcast_statistic(request: NormRequest, statistic: Array) -> Array:
-    """A statistic as it broadcasts with x."""
+    """A statistic in a shape that broadcasts with x."""
     if request.mode is NormMode.BATCH_NORM:
         return statistic.reshape(1, -1, *(1,) * (request.x.ndim - 2))
     if request.by_group:
         channels = request.x.shape[1]
-        each = np.repeat(statistic, channels // request.groups, axis=1)
-        return np.asarray(each.reshape(*each.shape, *(1,) * (request.x.ndim - 2)))
+        per_channel = np.repeat(statistic, channels // request.groups, axis=1)
+        return np.asarray(per_channel.reshape(*per_channel.shape, *(1,) * (request.x.ndim - 2)))
     return statistic
 
 
 def statistic_result(request: NormRequest, statistic: Array) -> Array:
-    """A statistic that broadcasts with x, in the shape in which it is given back."""
+    """A statistic that broadcasts with x, in the shape in which it is returned."""
     if request.by_group:
         statistic = statistic[:, :: request.x.shape[1] // request.groups]
     return statistic.reshape(request.statistics_shape)
 
 
 def mean_along(request: NormRequest, x: Array) -> Array:
-    """The mean of what one statistic is of, for an array of x's shape; it broadcasts with x."""
+    """The mean over the elements that share a statistic, for an array of x's shape; it broadcasts with x."""
     if request.by_group:
         return broadcast_statistic(request, x.reshape(*request.statistics_shape, -1).mean(axis=-1))
     return np.asarray(x.mean(axis=request.axes, keepdims=True))
 
 
 def statistics(request: NormRequest, x: Array) -> tuple[Array, Array]:
-    """Mean (0 for RMS_NORM) and biased variance, as they broadcast with x."""
+    """Mean (0 for RMS_NORM) and biased variance, in shapes that broadcast with x."""
     if request.mode is NormMode.RMS_NORM:
         square = mean_along(request, x * x)
         return np.zeros_like(square), square
@@ -84,7 +84,7 @@ def _forward(request: NormFwdRequest, work: np.dtype[Any]) -> Results:
 
 
 def _running(request: NormFwdRequest, mean: Array, variance: Array, work: np.dtype[Any]) -> Results:
-    """The running statistics with those of this batch mixed in; the variance is the unbiased one."""
+    """The running statistics, updated with those of this batch; the variance is the unbiased one."""
     count = request.x.layout.size // mean.size
     momentum = work.type(request.momentum)
     fresh = {"mean": mean, "var": variance * work.type(count / max(count - 1, 1))}

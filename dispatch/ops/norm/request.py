@@ -1,8 +1,8 @@
-"""The requests of normalization: `norm_fwd` and its gradient `norm_bwd`, in the modes that cuDNN's backend has.
+"""The requests of normalization: `norm_fwd` and its gradient `norm_bwd`, in the modes of cuDNN's backend.
 
-LAYER_NORM and RMS_NORM work over the last axes of x, those that `scale` has; BATCH_NORM and INSTANCE_NORM over the
-spatial axes of (N, C, spatial…), with the batch or for each sample; GROUP_NORM over these and the channels of a group.
-This file calls nothing.
+LAYER_NORM and RMS_NORM average over the last axes of x, those that `scale` has. BATCH_NORM and INSTANCE_NORM average
+over the spatial axes of (N, C, spatial…), over the whole batch or for each sample; GROUP_NORM also over the channels of
+a group. This file calls no library.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Shape = tuple[int, ...]
 
 
 class NormMode(Choice):
-    """`cudnnBackendNormMode_t` without CUDNN_ADA_LAYER_NORM; GROUP_NORM is carried out by several graphs."""
+    """`cudnnBackendNormMode_t` without CUDNN_ADA_LAYER_NORM; GROUP_NORM runs as several graphs."""
 
     LAYER_NORM = 0
     INSTANCE_NORM = 1
@@ -37,20 +37,21 @@ class NormMode(Choice):
 
 
 class _ScaleFields(OperandRequest[R_co]):
-    x: Tensor  # which stands behind dy in the gradient
+    x: Tensor  # the field that follows dy in the gradient
     scale: Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class NormRequest(_ScaleFields[R_co]):
-    """What forward and backward have in common.
+    """The fields that forward and backward share.
 
     Attributes:
-        mode: over what x is averaged: LAYER_NORM and RMS_NORM over its last axes, those that scale has; BATCH_NORM and
-            INSTANCE_NORM over its spatial axes, the former over all images; GROUP_NORM also over a group's channels.
+        mode: the axes of x that are averaged: LAYER_NORM and RMS_NORM average over the last axes, those that scale has;
+            BATCH_NORM and INSTANCE_NORM over the spatial axes, the former over all images; GROUP_NORM also over the
+            channels of a group.
         epsilon: added to the variance, above 0.
-        groups: GROUP_NORM only: how many groups of neighbouring channels there are; it is not autotuned.
-        workspace: the most bytes an engine may use; None leaves it to the library, up to 1 GiB.
+        groups: GROUP_NORM only: the number of groups of neighbouring channels; it is not autotuned.
+        workspace: the most bytes an engine may use; None allows any size up to 1 GiB.
         autotune: time cuDNN's candidates once, keep the fastest, and remember it on disk.
     """
 
@@ -73,7 +74,7 @@ class NormRequest(_ScaleFields[R_co]):
 
     @property
     def axes(self) -> Shape:
-        """The axes of x that are averaged over; GROUP_NORM also over those channels that are in a group."""
+        """The axes of x that are averaged over; GROUP_NORM also averages over the channels of a group."""
         if self.mode is NormMode.BATCH_NORM:
             return (0, *range(2, self.x.ndim))
         if self.mode in (NormMode.INSTANCE_NORM, NormMode.GROUP_NORM):
@@ -82,14 +83,14 @@ class NormRequest(_ScaleFields[R_co]):
 
     @property
     def parameter_shape(self) -> Shape:
-        """The shape of scale as it broadcasts with x."""
+        """The shape of scale that broadcasts with x."""
         return (1, *self.scale.shape, *(1,) * (self.x.ndim - 2)) if self.by_channel else self.scale.shape
 
     @property
     def statistics_shape(self) -> Shape:
         """The shape of mean and inverse variance.
 
-        (C,) for BATCH_NORM, (N, groups) for GROUP_NORM, else that of x with 1 for what is averaged.
+        (C,) for BATCH_NORM, (N, groups) for GROUP_NORM, else that of x with extent 1 for averaged axes.
         """
         if self.mode is NormMode.BATCH_NORM:
             return (self.x.shape[1],)
@@ -146,24 +147,24 @@ class NormFwdRequest(NormRequest[R_co]):
     Attributes:
         x: the operand; (N, C, spatial…) for BATCH_NORM, INSTANCE_NORM and GROUP_NORM.
         scale, bias: of the last axes of x, or (C,); f32 or of x's dtype.
-        running_mean, running_var: f32 (C,), BATCH_NORM only. In training they are what `momentum` mixes the batch's
-            statistics into: new = (1 - momentum) · old + momentum · batch, with the unbiased variance; without training
-            they are what x is normalized with.
-        out: Y; lies as x does where it is left out.
-        mean_out, inv_variance_out: what the backward needs, f32, given back in training (RMS_NORM has no mean). For
-            LAYER_NORM and RMS_NORM they have x's shape with 1 for each axis that is averaged over: (N, 1) for an x
+        running_mean, running_var: f32 (C,), BATCH_NORM only. In training, `momentum` mixes them with the batch's
+            statistics: new = (1 - momentum) · old + momentum · batch, with the unbiased variance. Without training, x
+            is normalized with them.
+        out: Y; if left out, it has the layout of x.
+        mean_out, inv_variance_out: the statistics for the backward, f32, returned in training (RMS_NORM has no mean).
+            For LAYER_NORM and RMS_NORM they have x's shape with 1 for each axis that is averaged over: (N, 1) for an x
             (N, C) with a scale (C,); for INSTANCE_NORM (N, C, 1…), for BATCH_NORM (C,), for GROUP_NORM (N, groups).
-        running_mean_out, running_var_out: the new running statistics, given back where old ones are there.
-        training: whether to give back statistics, and for BATCH_NORM whether to take those of the batch.
-        momentum: how much of the batch's statistics goes into the running ones, from 0 to 1.
+        running_mean_out, running_var_out: the new running statistics, returned if old ones are given.
+        training: whether to return statistics, and for BATCH_NORM whether to use those of the batch.
+        momentum: the weight of the batch's statistics in the running ones, from 0 to 1.
 
-    Gives back Y, or in training (Y, mean, inverse variance, and the new running statistics where old ones are given).
+    Returns Y, or in training (Y, mean, inverse variance, and the new running statistics if old ones are given).
     Follows cuDNN's norm forward operation.
 
-    What cuDNN takes of each mode; other requests raise NoRow:
+    What cuDNN supports in each mode; other requests raise NoRow:
 
-    - x and out are dense, in C order or, of (N, C, spatial…), with channels last: of GROUP_NORM in C order; of
-      BATCH_NORM without training with channels last, where there are spatial axes.
+    - x and out are dense, in C order or, for (N, C, spatial…), with channels last; for GROUP_NORM in C order; for
+      BATCH_NORM without training with channels last, if there are spatial axes.
     - BATCH_NORM in training needs a multiple of 4 channels in f32, and of 8 in f16 and bf16.
     - BATCH_NORM in training and INSTANCE_NORM need a bias, which may be zeros.
     - scale and bias of GROUP_NORM are f32.
@@ -188,19 +189,19 @@ class NormFwdRequest(NormRequest[R_co]):
 
     @property
     def by_running(self) -> bool:
-        """Whether x is normalized with statistics that are given."""
+        """Whether x is normalized with given statistics."""
         return self.mode is NormMode.BATCH_NORM and not self.training
 
     def outputs(self) -> dict[str, Output]:
-        found = {"out": like(self.x.layout)}
+        outputs = {"out": like(self.x.layout)}
         if self.training:
             statistics = dense(self.statistics_shape, F32)
             if self.has_mean:
-                found["mean_out"] = statistics
-            found["inv_variance_out"] = statistics
+                outputs["mean_out"] = statistics
+            outputs["inv_variance_out"] = statistics
             if self.running_mean is not None:
-                found["running_mean_out"] = found["running_var_out"] = statistics
-        return found
+                outputs["running_mean_out"] = outputs["running_var_out"] = statistics
+        return outputs
 
     def check_fields(self) -> None:
         self._check_parameters("bias")
@@ -217,17 +218,17 @@ class NormFwdRequest(NormRequest[R_co]):
 
 @dataclass(frozen=True, eq=False)
 class NormBwdRequest(NormRequest["tuple[Tensor, ...]"]):
-    """dX, dscale and dbias of `norm_fwd`, from dY, x, scale and the statistics that the forward gave back.
+    """dX, dscale and dbias of `norm_fwd`, from dY, x, scale and the statistics that the forward returned.
 
     Attributes:
         dy, x: of one shape and dtype.
         scale: as in the forward.
-        inv_variance, mean: what `norm_fwd(…, training=True)` gave back, in the shapes that `NormFwdRequest` says of
-            inv_variance_out and mean_out; RMS_NORM has no mean.
+        inv_variance, mean: the results of `norm_fwd(…, training=True)`, in the shapes that `NormFwdRequest` documents
+            for inv_variance_out and mean_out; RMS_NORM has no mean.
         dx, dscale, dbias: the gradients.
         bias: False leaves dbias out (RMS_NORM only).
 
-    What cuDNN takes of each mode; other requests raise NoRow:
+    What cuDNN supports in each mode; other requests raise NoRow:
 
     - x, dy and dx are dense, in C order or, for BATCH_NORM, also all with channels last; for INSTANCE_NORM and
       GROUP_NORM they are in C order.
@@ -250,10 +251,10 @@ class NormBwdRequest(NormRequest["tuple[Tensor, ...]"]):
     bias: bool = True
 
     def outputs(self) -> dict[str, Output]:
-        found = {"dx": like(self.x.layout), "dscale": dense(self.scale.shape, self.scale.dtype)}
+        outputs = {"dx": like(self.x.layout), "dscale": dense(self.scale.shape, self.scale.dtype)}
         if self.bias:
-            found["dbias"] = found["dscale"]
-        return found
+            outputs["dbias"] = outputs["dscale"]
+        return outputs
 
     def check_fields(self) -> None:
         self._check_parameters()

@@ -1,6 +1,6 @@
-"""What `norm_fwd` gives back: with `training` the statistics, too.
+"""The result types of `norm_fwd` for type checkers: Y alone, or with `training` the statistics, too.
 
-For type checkers alone (core/results.py).
+Only type checkers read this file (core/results.py).
 """
 
 # mypy: disable-error-code="misc"
@@ -23,20 +23,20 @@ __all__ = ["NormFwdRequest", "norm_fwd"]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Alone(request.NormFwdRequest["Tensor"]):
-    """Y."""
+    """A request whose result is Y."""
 
     training: Literal[False] = False
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class WithStatistics(request.NormFwdRequest["Several"]):
-    """Y and the statistics."""
+    """A request whose result is Y and the statistics."""
 
     training: Literal[True] = True
 
 
 class NormFwdRequest(request.NormFwdRequest[R_co]):
-    """`request.NormFwdRequest`, whose documentation says what its fields are, with the type of its result."""
+    """`request.NormFwdRequest` with the type of its result; the fields are documented there."""
 
     @overload
     @classmethod

@@ -1,6 +1,6 @@
-"""What a row of normalization may ask of a request beyond its dtypes: layouts and channels that cuDNN's engines take.
+"""What a row of normalization requires of a request beyond its dtypes: layouts and channels of cuDNN's engines.
 
-Each rule gives the reason in the words "needs …, has …", or "" where the request is fine. They were read off the
+Each rule returns the reason for a refusal in the words "needs …, has …", or "" if it is met. The rules follow the
 engine heuristics of cuDNN 9.19 for sm_90.
 """
 
@@ -42,7 +42,7 @@ def dense_order(request: NormRequest) -> str:
 
 
 def channels_by_16_bytes(request: NormRequest) -> str:
-    """Batch norm with the batch's own statistics: channels of a multiple of 16 bytes."""
+    """Batch norm with the batch's own statistics: the channels are a multiple of 16 bytes."""
     running = isinstance(request, NormFwdRequest) and request.by_running
     multiple = 16 // request.x.dtype.itemsize
     if request.mode is not NormMode.BATCH_NORM or running or request.x.shape[1] % multiple == 0:
@@ -58,26 +58,26 @@ def instance_first(request: NormBwdRequest) -> str:
 
 
 def last_by_running(request: NormFwdRequest) -> str:
-    """Batch norm with given statistics: channels last, where there are spatial axes."""
+    """Batch norm with given statistics: channels last, if there are spatial axes."""
     if not request.by_running or request.x.ndim == 2 or lies_dense(request.x.layout, last=True):
         return ""
     return f"needs x with channels last for BATCH_NORM without training, has {request.x.layout}"
 
 
 def bias_by_channel(request: NormFwdRequest) -> str:
-    """Batch norm with the batch's own statistics and instance norm: a bias."""
+    """Batch norm with the batch's own statistics, and instance norm, need a bias."""
     if request.bias is not None or not request.by_channel or request.by_running:
         return ""
     return f"needs a bias for {member(request.mode).name}, has none: zeros will do"
 
 
 def ungrouped(request: NormRequest) -> str:
-    """Every mode but GROUP_NORM, which has a row of its own."""
+    """All modes but GROUP_NORM, which has a row of its own."""
     return "needs a mode without groups, has GROUP_NORM" if request.by_group else ""
 
 
 def grouped(request: NormRequest) -> str:
-    """GROUP_NORM, with channels first: engines of instance norm want the channels of a group next to each other."""
+    """GROUP_NORM, with channels first: instance norm's engines need the channels of a group next to each other."""
     if not request.by_group:
         return f"needs GROUP_NORM, has {member(request.mode).name}"
     return "" if request.x.layout.is_contiguous else f"needs x in C order for GROUP_NORM, has {request.x.layout}"

@@ -1,7 +1,7 @@
-"""Pooling over one, two or three axes of space, and its gradient: `pooling` and `pooling_bwd`.
+"""Pooling over one, two or three spatial axes, and its gradient: `pooling` and `pooling_bwd`.
 
-Carried out by `cudnnPoolingForward` and `cudnnPoolingBackward`, or by NumPy. cuDNN pools over two axes of space or
-three; one axis becomes two, of which the first has one element. Follows
+They run on `cudnnPoolingForward` and `cudnnPoolingBackward`, or on NumPy. cuDNN pools over two or three spatial axes; a
+single axis becomes two, the first of which has extent 1. Follows
 https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-ops-library.html#cudnnpoolingforward.
 """
 
@@ -51,10 +51,10 @@ Steps = int | tuple[int, ...]
 
 
 class PoolingMode(Choice):
-    """`cudnnPoolingMode_t`: what becomes of the elements of a window.
+    """`cudnnPoolingMode_t`: how the elements of a window are reduced.
 
-    The averages divide by the window's size, or by how many of its elements are in the image. MAX_DETERMINISTIC is MAX
-    whose gradient is summed in the same order every time.
+    The averages divide by the window's size, or by the number of its elements that are in the image. MAX_DETERMINISTIC
+    is MAX with a gradient that is summed in the same order every time.
     """
 
     MAX = 0
@@ -69,7 +69,7 @@ class PoolingMode(Choice):
 
 @dataclass(frozen=True)
 class Windows:
-    """Window, stride and padding with one number for each axis of space."""
+    """Window, stride and padding with one number for each spatial axis."""
 
     window: tuple[int, ...]
     stride: tuple[int, ...]
@@ -77,7 +77,7 @@ class Windows:
 
     @classmethod
     def of(cls, x: Tensor, window: Steps, stride: Steps | None, padding: Steps) -> Windows:
-        """The windows over an image, or BadRequest where they do not fit it."""
+        """The windows over an image; BadRequest if they do not fit it."""
         check_image("x", x, 1, 3)
         axes = x.ndim - 2
         windows = _spread("window", window, axes, 1)
@@ -91,9 +91,9 @@ class Windows:
         return cls(windows, strides, pads)
 
     def shape(self, x: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of y: windows that lie in the padded image, counted from its start."""
-        steps = zip(x[2:], self.window, self.stride, self.padding, strict=True)
-        return (*x[:2], *((extent + 2 * pad - size) // stride + 1 for extent, size, stride, pad in steps))
+        """The shape of y: the number of windows in the padded image, counted from its start."""
+        axes = zip(x[2:], self.window, self.stride, self.padding, strict=True)
+        return (*x[:2], *((extent + 2 * pad - size) // stride + 1 for extent, size, stride, pad in axes))
 
 
 def _spread(name: str, value: object, axes: int, low: int) -> tuple[int, ...]:
@@ -106,14 +106,14 @@ def _spread(name: str, value: object, axes: int, low: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, eq=False)
 class WindowedRequest(OperandRequest["Tensor"]):
-    """What pooling and its gradient have in common.
+    """The fields and checks that pooling and its gradient share.
 
     Attributes:
-        x: (images, channels, space…), 1 to 3 axes of space; the strides say whether the channels come last. There may
-            be no image, but there is a channel and an element of every axis of space.
+        x: (images, channels, space…), 1 to 3 spatial axes, with channels first or last in memory, according to its
+            strides. There may be no image, but at least one channel and one element along every spatial axis.
         mode: MAX, AVERAGE_COUNT_INCLUDE_PADDING, AVERAGE_COUNT_EXCLUDE_PADDING or MAX_DETERMINISTIC.
-        stride: from window to window; None takes the window's size.
-        padding: on both sides of every axis, less than the window; what is there is never the largest.
+        stride: the distance between windows; None takes the window's size.
+        padding: on both sides of every axis, less than the window; padding is never the largest element.
     """
 
     x: Tensor
@@ -125,7 +125,7 @@ class WindowedRequest(OperandRequest["Tensor"]):
 
     @cached_property
     def windows(self) -> Windows:
-        window: Any = getattr(self, "window")  # noqa: B009  # behind x for one, behind dy for the other
+        window: Any = getattr(self, "window")  # noqa: B009  # after x in one request, after dy in the other
         return Windows.of(self.x, window, self.stride, self.padding)
 
     def check_fields(self) -> None:
@@ -143,7 +143,7 @@ class PoolingRequest(WindowedRequest):
 
     Attributes:
         window: the size of a window, one number or one for each axis.
-        out: y, (images, channels, (space + 2 · padding - window) // stride + 1). Left open, it lies as x does.
+        out: y, (images, channels, (space + 2 · padding - window) // stride + 1). None allocates one like x.
     """
 
     op: ClassVar[str] = "pooling"
@@ -156,16 +156,16 @@ class PoolingRequest(WindowedRequest):
 
 @dataclass(frozen=True, eq=False)
 class PoolingBwdRequest(WindowedRequest):
-    """dx from dy: the gradient of `pooling`, added up where windows overlap.
+    """dx from dy: the gradient of `pooling`, summed where windows overlap.
 
     Attributes:
-        x: what the forward pass read.
-        y: what it gave.
+        x: the operand of the forward pass.
+        y: its result.
         dy: the gradient of y, of y's shape, dtype and strides.
         window: that of the forward pass, as are mode, stride and padding.
-        out: dx, of x's shape, dtype and strides. Left open, it lies in memory as x does, which then has no gaps.
+        out: dx, of x's shape, dtype and strides. None allocates one with the layout of x, which must have no gaps then.
 
-    Where several elements of a window are the largest, the gradient goes to the first of them.
+    If several elements of a window are the largest, the gradient goes to the first of them.
     """
 
     op: ClassVar[str] = "pooling_bwd"
@@ -181,9 +181,9 @@ class PoolingBwdRequest(WindowedRequest):
         same_as("dy", self.dy, "y", self.y)
 
 
-# -- rules of the rows: "needs …, has …", or "" where a request is fine -----------------------------------------------
+# -- rules of the rows: "needs …, has …", or "" if a rule is met ------------------------------------------------------
 def whole_max(request: PoolingRequest) -> str:
-    """The averages of i8 are whole numbers, and no document says how they are rounded."""
+    """MAX modes only: the averages of i8 are whole numbers, and no document says how they are rounded."""
     return (
         ""
         if member(request.mode).is_max
@@ -192,16 +192,16 @@ def whole_max(request: PoolingRequest) -> str:
 
 
 def images(request: WindowedRequest) -> str:
-    """Strides above 0."""
+    """Strides are positive."""
     return describable(*(request.layout_of(name) for name in (*request.reads, *request.writes)))
 
 
 def pairs(request: PoolingBwdRequest) -> str:
-    """The gradient of x laid out as x is, and that of y as y is."""
+    """The gradients have the layouts of x and of y."""
     return strides_apart(request, "y", "dy") or gaps_left_open(request, "x") or strides_apart(request, "x", "out")
 
 
-# -- what is right, in NumPy: for rows of the host in their own precision, in f64 as the reference --------------------
+# -- in NumPy: for the host's rows in their own precision, and as the reference in f64 --------------------------------
 def evaluate(request: WindowedRequest, work: np.dtype[Any]) -> Results:
     """The output of a request by name, computed in a working dtype."""
     if request.x.size == 0:
@@ -212,16 +212,16 @@ def evaluate(request: WindowedRequest, work: np.dtype[Any]) -> Results:
 
 
 def _cut(x: Array, windows: Windows, fill: float) -> Array:
-    """The windows of an image padded with a number: (images, channels, places…, window…)."""
+    """The windows of an image padded with a number: (images, channels, positions…, window…)."""
     around = [(0, 0), (0, 0), *((pad, pad) for pad in windows.padding)]
     axes = tuple(range(2, x.ndim))
     cut = sliding_window_view(np.pad(x, around, constant_values=fill), windows.window, axis=axes)
-    steps: Any = (..., *(slice(None, None, step) for step in windows.stride), *(slice(None),) * len(axes))
-    return np.asarray(cut[steps])
+    slices: Any = (..., *(slice(None, None, step) for step in windows.stride), *(slice(None),) * len(axes))
+    return np.asarray(cut[slices])
 
 
 def _counts(request: WindowedRequest, work: np.dtype[Any]) -> Array:
-    """What the averages divide by, for every place: the window's size, or its elements that are in the image."""
+    """The divisor of the average at every position: the window's size, or the number of its elements in the image."""
     windows = request.windows
     if request.mode is PoolingMode.AVERAGE_COUNT_INCLUDE_PADDING:
         return np.asarray(np.prod(windows.window), work)
@@ -235,31 +235,31 @@ def forward(request: WindowedRequest, work: np.dtype[Any]) -> Array:
     x = values(request.x, work)
     space = tuple(range(-len(request.windows.window), 0))
     if member(request.mode).is_max:
-        found = _cut(x, request.windows, -np.inf).max(axis=space)
+        maximum = _cut(x, request.windows, -np.inf).max(axis=space)
         if request.x.dtype.numpy.kind == "i":
-            return np.asarray(found)
-        return np.asarray(np.maximum(found, work.type(-largest(request.x.dtype))))  # which cuDNN starts from; NaN stays
+            return np.asarray(maximum)
+        return np.asarray(np.maximum(maximum, work.type(-largest(request.x.dtype))))  # cuDNN's initial value; NaN stays
     return np.asarray(_cut(x, request.windows, 0.0).sum(axis=space) / _counts(request, work))
 
 
 def backward(request: PoolingBwdRequest, dy: Array) -> Array:
-    """dx: every place of y gives its share to each element of its window, or all of it to the first of the largest.
+    """dx: every position of y adds its share to each element of its window, or all of it to the first largest one.
 
-    NaN is larger than any number, and what pads the image is none of its elements.
+    NaN is larger than any number, and padding does not count as an element.
     """
     windows, work = request.windows, dy.dtype
     axes = len(windows.window)
     if member(request.mode).is_max:
         x = values(request.x, work)
-        cut, real = (_lines(_cut(one, windows, pad), axes) for one, pad in ((x, -np.inf), (np.ones_like(x), 0)))
+        cut, real = (_lines(_cut(array, windows, pad), axes) for array, pad in ((x, -np.inf), (np.ones_like(x), 0)))
         best = cut.max(axis=-1, keepdims=True)
         first = (((cut == best) | np.isnan(cut)) & (real > 0)).argmax(axis=-1)
     else:
         dy = dy / _counts(request, work)
     padded = [extent + 2 * pad for extent, pad in zip(request.x.shape[2:], windows.padding, strict=True)]
     dx = np.zeros((*request.x.shape[:2], *padded), work)
-    for place, places in enumerate(_places(windows, dy.shape[2:])):
-        dx[places] += np.where(first == place, dy, 0) if member(request.mode).is_max else dy
+    for element, places in enumerate(_places(windows, dy.shape[2:])):
+        dx[places] += np.where(first == element, dy, 0) if member(request.mode).is_max else dy
     inside = zip(request.x.shape[2:], windows.padding, strict=True)
     image: Any = (..., *(slice(pad, pad + extent) for extent, pad in inside))
     return np.asarray(dx[image])
@@ -271,25 +271,25 @@ def _lines(cut: Array, axes: int) -> Array:
 
 
 def _places(windows: Windows, shape: tuple[int, ...]) -> Iterator[tuple[Any, ...]]:
-    """For each element of a window, where in the padded image it is for all places of y."""
+    """For each element of a window, its index in the padded image for all positions of y."""
     for offsets in product(*map(range, windows.window)):
-        steps = zip(offsets, windows.stride, shape, strict=True)
-        yield (..., *(slice(first, first + (count - 1) * step + 1, step) for first, step, count in steps))
+        axes = zip(offsets, windows.stride, shape, strict=True)
+        yield (..., *(slice(first, first + (count - 1) * step + 1, step) for first, step, count in axes))
 
 
-# -- by cuDNN ---------------------------------------------------------------------------------------------------------
+# -- with cuDNN -------------------------------------------------------------------------------------------------------
 PROPAGATE = cudnn.cudnnNanPropagation_t.CUDNN_PROPAGATE_NAN
 
 
 def cudnn_pooling(request: WindowedRequest, executor: CudaExecutor, row: Row) -> Plan:
-    """The plan of either request; nothing is launched where there is no image."""
+    """The plan of either request; without images it launches nothing."""
     if request.x.size == 0:
         return IdlePlan(row)
     dtype = request.x.dtype
     pool = _pooling(request.windows, member(request.mode))
     one, zero = number(1, dtype), number(0, dtype)
     if isinstance(request, PoolingBwdRequest):
-        # One descriptor for a tensor and its gradient: cuDNN compares strides also where an axis has one element.
+        # A tensor and its gradient share a descriptor: cuDNN compares strides even of axes with one element.
         x, y = (_image(request.layout_of(name)) for name in ("x", "y"))
         operands = (y, Operand(1), y, Operand(2), x, Operand(0), zero, x, Operand(3))
         return CallPlan(executor, row, cudnn.cudnnPoolingBackward, (pool, one, *operands))
@@ -302,24 +302,24 @@ def _pooling(windows: Windows, mode: PoolingMode) -> Descriptor:
     ones, zeros = (1,) * more, (0,) * more
     axes = len(windows.window) + more
     kind = ctypes.c_int32 * axes
-    made = Descriptor("Pooling")
+    descriptor = Descriptor("Pooling")
     cudnn.cudnnSetPoolingNdDescriptor(
-        *(made.handle, cudnn.cudnnPoolingMode_t(mode), PROPAGATE, axes),
+        *(descriptor.handle, cudnn.cudnnPoolingMode_t(mode), PROPAGATE, axes),
         *(kind(*ones, *windows.window), kind(*zeros, *windows.padding), kind(*ones, *windows.stride)),
     )
-    return made
+    return descriptor
 
 
 def _image(layout: Layout) -> Descriptor:
-    """The descriptor of an image, whose strides are at least 1."""
-    shape, steps = list(layout.shape), list(layout.strides)
-    if len(shape) == 3:  # one axis of space becomes two
-        steps.insert(2, shape[2] * steps[2])
+    """The descriptor of an image, with strides of at least 1."""
+    shape, strides = list(layout.shape), list(layout.strides)
+    if len(shape) == 3:  # one spatial axis becomes two
+        strides.insert(2, shape[2] * strides[2])
         shape.insert(2, 1)
-    return tensor(layout.dtype, shape, [max(step, 1) for step in steps])
+    return tensor(layout.dtype, shape, [max(step, 1) for step in strides])
 
 
-# -- what users call, and the rows ------------------------------------------------------------------------------------
+# -- the public functions, and the calls of the rows ------------------------------------------------------------------
 reference = exactly(evaluate)
 numpy_pooling = numpy_call(evaluate)
 pooling = request_function(PoolingRequest, "pooling")

@@ -1,4 +1,4 @@
-"""The cases that the pooling rows are tried with, and how far a result may be from the float64 reference.
+"""The test cases of the pooling rows, and the allowed errors relative to the float64 reference.
 
 Tests parametrize over `cases(row)` and run `case.check(device, rng)`.
 """
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["MUTATIONS", "cases"]
 
 Form = tuple[str, tuple[int, ...], Steps, Steps | None, Steps, bool, int]
-# Name, shape, window, stride, padding, whether the channels come last, and the gap behind every axis.
+# Name, shape, window, stride, padding, whether the channels come last, and the gap after every axis.
 # fmt: off
 FORMS: tuple[Form, ...] = (
     ("one element",     (1, 1, 1, 1),       1,         None,      0,         False, 0),
@@ -66,7 +66,7 @@ FORMS: tuple[Form, ...] = (
 def check(
     form: Form, dtype: Dtype, mode: PoolingMode, backward: bool, name: str, device: Device, rng: np.random.Generator
 ) -> Check:
-    """A case with fresh operands; no two elements of a window are equal, so that its largest is one element."""
+    """A case with fresh operands; no two elements of a window are equal, so that only one is the largest."""
     _, shape, window, stride, padding, last, gap = form
     lay = partial(place, device, order=(0, *range(2, len(shape)), 1) if last else None, gap=gap)
     x = lay(distinct(rng, dtype, shape))
@@ -80,7 +80,7 @@ def check(
 
 
 def bounds(request: WindowedRequest, expected: Results) -> Results:
-    """How far a result may be off: a sum over a window, or over the windows that an element is in.
+    """The allowed error: that of a sum over a window, or over the windows that contain an element.
 
     For MAX, cuDNN 9.19 adds up gradients in dx itself, in any order: each addition rounds to its dtype.
     """
@@ -100,7 +100,7 @@ def bounds(request: WindowedRequest, expected: Results) -> Results:
 
 
 def cases(row: Row) -> list[MadeCase]:
-    """Every form in turn with the modes, and the plain ones with all of them."""
+    """Every form, with alternating modes, and the plain forms with all modes."""
     dtype, backward = row.dtypes[0], row.op == "pooling_bwd"
     return [
         MadeCase(f"{dtype}-{mode.name}-{form[0]}", partial(check, form, dtype, mode, backward), form[0])
@@ -111,7 +111,7 @@ def cases(row: Row) -> list[MadeCase]:
 
 # -- wrong results that every case must reject: see `dispatch/testing/mutations.py` --------------------
 def tap(request: WindowedRequest) -> Results | None:
-    """One element of one image left out: where it is the largest of its window, or of dY."""
+    """One element of one image left out: the largest of its window, or of dY."""
     if not request.x.size:
         return None
     name = request.reads[-1]
@@ -124,7 +124,7 @@ def tap(request: WindowedRequest) -> Results | None:
 
 
 def counting(request: WindowedRequest) -> PoolingMode | None:
-    """An average with the padding counted where it is not to be, and the other way round."""
+    """The average mode that counts the padding if the request's mode does not, and vice versa."""
     kinds = (PoolingMode.AVERAGE_COUNT_INCLUDE_PADDING, PoolingMode.AVERAGE_COUNT_EXCLUDE_PADDING)
     return kinds[request.mode is kinds[0]] if request.mode in kinds and request.x.size else None
 

@@ -1,11 +1,10 @@
-"""Reductions over any axes, sums, products, norms, extremes with their places: `reduce`.
+"""Reductions over any axes: sums, products, norms, extremes with their indices: `reduce`.
 
-Carried out by `cudnnReduceTensor`, by a graph of cuDNN's backend, or by NumPy. Axes are merged as far as memory allows.
-Where some are kept, cudnnReduceTensor of 9.19 is slow in whatever order they are described: 0.4 ms for the rows or the
-columns of 4096 by 4096 f32 on an H200, which torch sums in 0.03; to one number 0.03. That is what the graph is for: the
-merged axes make a dense matrix of what it can sum, and what is added up is prepared by a pointwise operation. Axes of
-one element are the concern of of_one.py. Follows
-https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-ops-library.html#cudnnreducetensor.
+They run on `cudnnReduceTensor`, on a graph of cuDNN's backend, or on NumPy. Axes are merged as far as the strides
+allow. If some axes are kept, cudnnReduceTensor of 9.19 is slow in every order of axes: 0.4 ms for the rows or the
+columns of 4096 by 4096 f32 on an H200, which torch sums in 0.03; to one number 0.03. The graph is for these cases: the
+merged axes form a dense matrix that it can sum, after a pointwise operation. of_one.py has the rows for axes of one
+element. Follows https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-ops-library.html#cudnnreducetensor.
 """
 
 from __future__ import annotations
@@ -51,16 +50,16 @@ __all__ = [
 ]
 
 
-# -- rules of the rows: "needs …, has …", or "" where a request is fine -----------------------------------------------
+# -- rules of the rows: "needs …, has …", or "" if a rule is met ------------------------------------------------------
 MAX_AXES = 8
 
 SUMS = (ReduceOp.ADD, ReduceOp.AVG, ReduceOp.NORM1)
 
 
 def axes_of(request: ReduceRequest) -> list[Axis]:
-    """The axes of x, those that are reduced in group 1, merged; with the strides of x and of the outputs.
+    """The merged axes of x (reduced ones are in group 1), with the strides of x and of the outputs.
 
-    With indices they keep their order, which the indices count in.
+    With indices the axes stay in their order, because it determines the indices.
     """
     x = request.x.layout
     layouts = [x, *(_widened(request, request.layout_of(name)) for name in request.outputs())]
@@ -69,18 +68,18 @@ def axes_of(request: ReduceRequest) -> list[Axis]:
 
 
 def _widened(request: ReduceRequest, layout: Layout) -> Layout:
-    """The layout of an output with the axes of x, of one element where they are reduced."""
+    """The layout of an output with the axes of x; reduced axes have one element."""
     if request.keepdims:
         return layout
-    extents, steps = list(layout.shape), list(layout.strides)
+    extents, strides = list(layout.shape), list(layout.strides)
     for axis in request.reduced:
         extents.insert(axis, 1)
-        steps.insert(axis, 1)
-    return request.device.layout(layout.dtype, tuple(extents), tuple(steps), layout.alignment)
+        strides.insert(axis, 1)
+    return request.device.layout(layout.dtype, tuple(extents), tuple(strides), layout.alignment)
 
 
 def is_of_one(request: ReduceRequest) -> bool:
-    """Whether each result is of one element: of_one.py has the rows for that."""
+    """Whether each result is reduced from one element: of_one.py has the rows for that."""
     return all(request.x.shape[axis] == 1 for axis in request.reduced)
 
 
@@ -94,7 +93,7 @@ def shrinks(request: ReduceRequest) -> str:
 
 
 def eight_axes(request: ReduceRequest) -> str:
-    """Strides above 0, and no more than eight axes once merged; places in a dense tensor of their own."""
+    """Strides are positive, at most eight axes remain after merging, and indices have dense outputs."""
     layouts = {name: request.layout_of(name) for name in ("x", *request.outputs())}
     if reason := describable(*layouts.values()):
         return reason
@@ -107,14 +106,14 @@ def eight_axes(request: ReduceRequest) -> str:
 
 
 def sums(request: ReduceRequest) -> str:
-    """What adds up: ADD, AVG and NORM1. A graph's extremes are left out, for none says what becomes of a NaN."""
+    """ADD, AVG and NORM1 only: for the extremes of a graph, no document says how they handle NaN."""
     if request.reduce in SUMS:
         return ""
     return f"needs {', '.join(op.name for op in SUMS)}, has {member(request.reduce).name}"
 
 
 def lines(request: ReduceRequest) -> str:
-    """x dense, and the axes that are reduced, once merged, its innermost ones, its outermost ones, or all."""
+    """x is dense, and the reduced axes, once merged, are its innermost ones, its outermost ones, or all."""
     if request.x.size == 0:
         return ""
     if reason := describable(request.layout_of("x"), request.layout_of("out")):
@@ -129,17 +128,17 @@ def lines(request: ReduceRequest) -> str:
 
 
 def partial(request: ReduceRequest) -> str:
-    """Some axis is kept: to one number, cudnnReduceTensor is as fast as any."""
+    """Some axis is kept: for a single result, cudnnReduceTensor is as fast as any."""
     return "" if request.layout_of("out").size > 1 else "needs two sums or more, has one"
 
 
-# -- what is right, in NumPy: for rows of the host in their own precision, in f64 as the reference --------------------
+# -- in NumPy: for the host's rows in their own precision, and as the reference in f64 --------------------------------
 def rows_of(request: ReduceRequest, work: np.dtype[Any]) -> Array:
-    """x with the reduced axes as one, the last, in row-major order."""
+    """x in row-major order, with the reduced axes as one, which is the last."""
     x, reduced = values(request.x, work), request.reduced
-    kept = [axis for axis in range(x.ndim) if axis not in reduced]
+    kept_axes = [axis for axis in range(x.ndim) if axis not in reduced]
     count = int(np.prod([x.shape[axis] for axis in reduced], dtype=np.int64))
-    return np.asarray(x.transpose([*kept, *reduced]).reshape(*(x.shape[axis] for axis in kept), count))
+    return np.asarray(x.transpose([*kept_axes, *reduced]).reshape(*(x.shape[axis] for axis in kept_axes), count))
 
 
 def evaluate(request: ReduceRequest, work: np.dtype[Any]) -> Results:
@@ -149,14 +148,14 @@ def evaluate(request: ReduceRequest, work: np.dtype[Any]) -> Results:
     reduce = ReduceOp.NORM1 if is_alone and request.reduce is ReduceOp.NORM2 else member(request.reduce)
     reduced = np.asarray(REDUCED[reduce](rows))
     if request.reduce in (ReduceOp.MIN, ReduceOp.MAX) and not is_alone and rows.dtype.kind == "f":
-        # cuDNN starts from the largest finite number of what it computes in, or the lowest: infinity is none of these.
+        # cuDNN starts from the largest finite number of the compute dtype, or the lowest; it never returns infinity.
         top = rows.dtype.type(largest(F64 if request.x.dtype is F64 else F32))
         reduced = np.minimum(reduced, top) if request.reduce is ReduceOp.MIN else np.maximum(reduced, -top)
     results = {"out": reduced.reshape(shape)}
     if request.indices:
         order = np.abs(rows) if request.reduce is ReduceOp.AMAX else rows
-        found = order.argmin(axis=-1) if request.reduce is ReduceOp.MIN else order.argmax(axis=-1)
-        results["index"] = np.asarray(found).astype(np.uint32).reshape(shape)
+        positions = order.argmin(axis=-1) if request.reduce is ReduceOp.MIN else order.argmax(axis=-1)
+        results["index"] = np.asarray(positions).astype(np.uint32).reshape(shape)
     return results
 
 
@@ -178,21 +177,21 @@ Shape = tuple[int, ...]
 
 
 def _image(rows: int, columns: int) -> tuple[Shape, Shape]:
-    """A dense matrix as the image that engines take: a row is a pixel's channels."""
+    """A dense matrix as the image that engines support: a row has the channels of a pixel."""
     return (1, columns, 1, rows), (rows * columns, 1, rows * columns, columns)
 
 
 def graphs(request: ReduceRequest) -> list[Graph]:
-    """The graphs that carry a request out: none where there is nothing to write."""
+    """The graphs of a request: none if there are no results."""
     return [lower_to_graph(request).graph] if request.layout_of("out").size else []
 
 
 def lower_to_graph(request: ReduceRequest) -> LoweredGraph:
-    """ADD of the elements, of their magnitudes (NORM1), or of their shares (AVG)."""
+    """ADD of the elements, of their magnitudes (NORM1), or of the elements divided by their number (AVG)."""
     axes = axes_of(request)
     outer, inner = (1 if len(axes) < 2 else axes[0].extent), axes[-1].extent
-    kept = [1 if axis.group else axis.extent for axis in axes]
-    sums = _image(1 if len(axes) < 2 else kept[0], kept[-1])
+    extents = [1 if axis.group else axis.extent for axis in axes]
+    sums = _image(1 if len(axes) < 2 else extents[0], extents[-1])
     graph_builder = RequestGraphBuilder(request)
     builder = graph_builder.builder
     dims, strides = _image(outer, inner)
@@ -206,7 +205,7 @@ def lower_to_graph(request: ReduceRequest) -> LoweredGraph:
     return graph_builder.lowered()
 
 
-# -- by cuDNN ---------------------------------------------------------------------------------------------------------
+# -- with cuDNN -------------------------------------------------------------------------------------------------------
 PROPAGATE = cudnn.cudnnNanPropagation_t.CUDNN_PROPAGATE_NAN
 
 INDICES = cudnn.cudnnReduceTensorIndices_t
@@ -215,14 +214,14 @@ BITS_32 = cudnn.cudnnIndicesType_t.CUDNN_32BIT_INDICES
 
 
 def cudnn_reduce(request: ReduceRequest, executor: CudaExecutor, row: Row) -> Plan:
-    """The plan of a request; nothing is launched where there is no element."""
+    """The plan of a request; without results it launches nothing."""
     out = request.layout_of("out")
     if out.size == 0:
         return IdlePlan(row)
     axes = axes_of(request)
     x = tensor(request.x.dtype, [axis.extent for axis in axes], [axis.strides[0] for axis in axes])
-    kept = [1 if axis.group else axis.extent for axis in axes]
-    y = tensor(out.dtype, kept, [1 if axis.group else axis.strides[1] for axis in axes])
+    extents = [1 if axis.group else axis.extent for axis in axes]
+    y = tensor(out.dtype, extents, [1 if axis.group else axis.strides[1] for axis in axes])
     sums = F64 if request.x.dtype is F64 else F32
     reduction = Descriptor("ReduceTensor")
     kind = INDICES.CUDNN_REDUCE_TENSOR_FLATTENED_INDICES if request.indices else INDICES.CUDNN_REDUCE_TENSOR_NO_INDICES
@@ -240,20 +239,20 @@ def cudnn_reduce(request: ReduceRequest, executor: CudaExecutor, row: Row) -> Pl
 
 
 def policy_of(request: ReduceRequest, row: Row) -> Policy:
-    """Nothing is multiplied, so nothing can become TF32, though the engine's notes speak of tensor cores."""
+    """Allow all engines: the notes mention tensor cores, but without products nothing can be rounded to TF32."""
     del request, row
     return Policy(workspace=WORKSPACE)
 
 
 def cudnn_sums(request: ReduceRequest, executor: CudaExecutor, row: Row) -> Plan:
-    """The plan of a request that is a graph; Refused with cuDNN's words where no engine takes it."""
+    """The plan of a request as a graph; Refused with cuDNN's message if no engine supports it."""
     if request.layout_of("out").size == 0:
         return IdlePlan(row)
     graph, places = lower_to_graph(request)
-    made = bind(request, executor, row, graph, places, policy_of(request, row))
-    return with_prefill(executor, made, reduction_fills(graph, places))
+    bound_plan = bind(request, executor, row, graph, places, policy_of(request, row))
+    return with_prefill(executor, bound_plan, reduction_fills(graph, places))
 
 
-# -- what users call, and the rows ------------------------------------------------------------------------------------
+# -- the public functions, and the calls of the rows ------------------------------------------------------------------
 reference = exactly(evaluate)
 numpy_reduce = numpy_call(evaluate)

@@ -1,4 +1,4 @@
-"""The cases that the reduction rows are tried with, and how far a result may be from the float64 reference.
+"""The test cases of the reduction rows, and the allowed errors relative to the float64 reference.
 
 Tests parametrize over `cases(row)` and run `case.check(device, rng)`.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["MUTATIONS", "cases"]
 
 Form = tuple[str, tuple[int, ...], tuple[int, ...] | int | None, tuple[int, ...] | None, int, bool]
-# Name, shape, axes, order of the axes in memory, gap behind every axis, and keepdims.
+# Name, shape, axes, order of the axes in memory, gap after every axis, and keepdims.
 # fmt: off
 FORMS: tuple[Form, ...] = (
     ("one element",   (1,),               None,      None,         0, False),
@@ -74,7 +74,7 @@ def check(
     device: Device,
     rng: np.random.Generator,
 ) -> Check:
-    """A case with fresh operands: products stay near 1, and what has a place is there once."""
+    """A case with fresh operands: products stay near 1, and an element with an index is unique."""
     _, shape, axes, order, gap, keepdims = form
     if reduce in (ReduceOp.MUL, ReduceOp.MUL_NO_ZEROS):
         values = 1 + rng.standard_normal(shape) / 4 / np.sqrt(max(int(np.prod(shape)), 1))
@@ -85,23 +85,23 @@ def check(
             drawn = rng.choice(np.array([-1, 1, 1 if reduce is ReduceOp.MUL else 0], np.int8), shape)
     else:
         drawn = distinct(rng, dtypes[0], shape)
-        if reduce is ReduceOp.AMAX and indices:  # no two of one magnitude: equal ones have no one place
+        if reduce is ReduceOp.AMAX and indices:  # magnitudes differ: equal ones have no unique index
             drawn = np.where(drawn > 0, drawn, drawn / 1024).astype(drawn.dtype) if drawn.dtype.kind != "i" else drawn
     x = place(device, drawn, order, gap)
     chosen: dict[str, Any] = {"reduce": reduce, "keepdims": keepdims, "indices": indices}
     request = ReduceRequest(x.view, axes, out_dtype=dtypes[1], **chosen)
-    # Places are given in a dense tensor alone, and with it what stands there.
+    # Indices, and the outputs with them, are only supported in dense tensors.
     laid = with_outputs(request, partial(place, device, gap=0 if indices else gap))
     return checked(name, laid, evaluate, bounds)
 
 
 def bounds(request: ReduceRequest, expected: Results) -> Results:
-    """How far the results may be off; places not at all."""
+    """The allowed errors; indices are exact."""
     return {"out": bound(request, expected), "index": np.zeros(())}
 
 
 def bound(request: ReduceRequest, expected: Results) -> Array:
-    """How far a result may be off: sums and products of n walk like √n; a chosen element is exact."""
+    """The allowed error: sums and products of n elements grow like √n, as random walks; a chosen element is exact."""
     out, dtype = expected["out"], request.outputs()["out"].dtype
     if not out.size or request.reduce in (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.AMAX):
         return rounded(np.zeros(out.shape), out, dtype)
@@ -116,16 +116,16 @@ def bound(request: ReduceRequest, expected: Results) -> Array:
 
 
 def cases(row: Row) -> list[MadeCase]:
-    """Every form in turn with what it may be reduced to, and the plain ones with all of them and their places."""
+    """Every form, with alternating reductions, and the plain forms with all reductions and their indices."""
     summing = sums in row.rules
     ops = [op for op in ReduceOp if not summing or op in SUMS]
-    found: list[tuple[Form, ReduceOp, bool]] = []
+    combinations: list[tuple[Form, ReduceOp, bool]] = []
     for number, form in enumerate(FORMS_OF_ONE if of_one in row.rules else FORMS):
         for turn, reduce in enumerate(ops):
             if summing or form[0] in ("rows", "two of four") or turn % 3 == number % 3:
-                found.append((form, reduce, False))
+                combinations.append((form, reduce, False))
         chosen = WITH_INDICES if form[0] in ("rows", "two of four") else (WITH_INDICES[number % 3],)
-        found += [(form, reduce, True) for reduce in chosen if not form[4] and not summing]
+        combinations += [(form, reduce, True) for reduce in chosen if not form[4] and not summing]
     dtypes = f"{row.dtypes[0]}-{row.dtypes[1]}"
     return [
         MadeCase(
@@ -133,29 +133,29 @@ def cases(row: Row) -> list[MadeCase]:
             partial(check, form, row.dtypes, reduce, indices),
             form[0],
         )
-        for form, reduce, indices in found
+        for form, reduce, indices in combinations
     ]
 
 
 # -- wrong results that every case must reject: see `dispatch/testing/mutations.py` --------------------
 def element(request: ReduceRequest) -> Array | None:
-    """One element left out: the one that is chosen, or a typical one of what is summed up."""
+    """One element left out: the chosen one, or a typical one of a sum."""
     if not request.x.size:
         return None
     values = np.array(request.x)
     exact = values.astype(np.float64).ravel()
     neutral = 1 if request.reduce in (ReduceOp.MUL, ReduceOp.MUL_NO_ZEROS) else 0
     if request.reduce in (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.AMAX):
-        place = int(np.argmin(exact) if request.reduce is ReduceOp.MIN else np.argmax(exact))
-        place = int(np.argmax(np.abs(exact))) if request.reduce is ReduceOp.AMAX else place
+        index = int(np.argmin(exact) if request.reduce is ReduceOp.MIN else np.argmax(exact))
+        index = int(np.argmax(np.abs(exact))) if request.reduce is ReduceOp.AMAX else index
     else:
-        place = typical(np.abs(exact - neutral))
-    values.flat[place] = neutral
+        index = typical(np.abs(exact - neutral))
+    values.flat[index] = neutral
     return values
 
 
 def index(request: ReduceRequest) -> Results | None:
-    """The place of the neighbour."""
+    """The index of the neighbour."""
     if not request.indices or not request.x.size:
         return None
     return {"index": evaluate(request, EXACT)["index"] + np.uint32(1)}

@@ -1,6 +1,6 @@
-"""Reductions over axes of one element each, such as over a batch of one: elements are taken over, or their magnitudes.
+"""Reductions over axes of one element each, such as a batch of one: copies of the elements, or their magnitudes.
 
-cuDNN refuses a result of its operand's own shape, so a kernel of this library does it, compiled by NVRTC.
+cuDNN refuses a result of its operand's own shape, so a kernel of this library runs them, compiled by NVRTC.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Work(ctypes.Structure):
 
 
 def of_one(request: ReduceRequest) -> str:
-    """All axes that are reduced have one element; places are given in a dense tensor alone."""
+    """All reduced axes have one element; indices are supported only in dense tensors."""
     if not is_of_one(request):
         return f"needs one element along each axis that is reduced, has x {request.x.layout}, axes {request.reduced}"
     if reason := aligned(request):
@@ -83,7 +83,7 @@ def nvrtc_of_one(request: ReduceRequest, executor: CudaExecutor, row: Row) -> Pl
 
 
 def kernel_of(request: ReduceRequest) -> Kernel:
-    """The kernel for a request's dtypes and what it reduces to."""
+    """The kernel for a request's dtypes and reduction."""
     return _kernel(request.x.dtype, request.layout_of("out").dtype, member(request.reduce))
 
 
@@ -102,7 +102,7 @@ def _kernel(dtype: Dtype, result: Dtype, reduce: ReduceOp) -> Kernel:
 
 
 def launch(request: Any) -> Launch:
-    """A thread for each element."""
+    """One thread for each element."""
     axes = axes_of(request)
     size = math.prod(axis.extent for axis in axes) if request.x.size else 0
     before = MAX_AXES - len(axes)

@@ -1,4 +1,4 @@
-"""ReduceRequest: over which axes, to what, with or without places. Making one validates it; this file calls nothing."""
+"""ReduceRequest: axes, reduction, with or without indices. It is validated when made; this file calls no library."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["WITH_INDICES", "ReduceOp", "ReduceRequest"]
 
 
 class ReduceOp(Choice):
-    """`cudnnReduceTensorOp_t`: what the elements are reduced to.
+    """`cudnnReduceTensorOp_t`: the kinds of reductions.
 
     ADD Σ x, MUL Π x, MIN, MAX, AMAX max |x|, AVG the mean, NORM1 Σ |x|, NORM2 √Σ x², MUL_NO_ZEROS Π x without zeros.
     """
@@ -46,23 +46,23 @@ WITH_INDICES = (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.AMAX)
 class ReduceRequest(OperandRequest[R_co]):
     """out = x reduced over some of its axes.
 
-    On a GPU the last bits of AVG and NORM1 into f32 may differ from run to run: cuDNN (9.19, H200) adds up parts in the
-    order in which they are done.
+    On a GPU the last bits of AVG and NORM1 into f32 may differ from run to run: cuDNN (9.19, H200) adds up partial sums
+    in the order in which they are completed.
 
     Attributes:
-        x: any shape, any strides above 0; of the axes that are reduced none is empty.
+        x: any shape, any positive strides; no reduced axis is empty.
         axes: the axes that are reduced, as numbers; None for all, () for none.
-        reduce: what to.
+        reduce: the reduction.
         keepdims: whether the reduced axes stay, with one element.
-        indices: MIN, MAX and AMAX only: give the element's place among those that are reduced, too, counted in
-            row-major order over the reduced axes; the first of equals.
-        out_dtype: None for that of x, which f64, f32 and f16 have; f32 for f16 whose sums are to be kept as they are,
-            and always for i8 and bf16. Of bf16 there are ADD, AVG and NORM1, over the rows or the columns of what lies
-            in memory as a dense matrix; axes of one element are any.
+        indices: MIN, MAX and AMAX only: return the index of the element, too, in row-major order over the reduced axes;
+            the first of equal elements.
+        out_dtype: None for the dtype of x, which is possible for f64, f32 and f16; f32 for f16 whose sums are not to be
+            rounded to f16, and always for i8 and bf16. bf16 supports ADD, AVG and NORM1, over the rows or the columns
+            of memory that is a dense matrix; any reduction over axes of one element.
         out: of x's shape without the reduced axes.
         index: u32, of the shape of `out`.
 
-    Gives back `out`, with `indices` (out, index).
+    Returns `out`, with `indices` (out, index).
     """
 
     op: ClassVar[str] = "reduce"
@@ -92,34 +92,34 @@ class ReduceRequest(OperandRequest[R_co]):
     def _check_axes(self) -> None:
         if self.axes is None:
             return
-        given = self.axes if isinstance(self.axes, tuple) else (self.axes,)
+        axes = self.axes if isinstance(self.axes, tuple) else (self.axes,)
         rank = self.x.ndim
-        for axis in given:
+        for axis in axes:
             if rank == 0:
                 raise BadRequest("axes", repr(self.axes), "none: x has no axes", "use axes=None")
             check_int("axes", axis, -rank, rank - 1)
-        if len({axis % rank for axis in given}) < len(given):
+        if len({axis % rank for axis in axes}) < len(axes):
             raise BadRequest("axes", repr(self.axes), "each axis once")
 
     @cached_property
     def reduced(self) -> tuple[int, ...]:
-        """The axes that are reduced, in order."""
+        """The reduced axes, in order."""
         rank = self.x.ndim
         if self.axes is None:
             return tuple(range(rank))
-        given = self.axes if isinstance(self.axes, tuple) else (self.axes,)
-        return tuple(sorted(axis % rank for axis in given))
+        axes = self.axes if isinstance(self.axes, tuple) else (self.axes,)
+        return tuple(sorted(axis % rank for axis in axes))
 
     def outputs(self) -> dict[str, Output]:
-        kept = [1 if axis in self.reduced else extent for axis, extent in enumerate(self.x.shape)]
-        shape = tuple(extent for axis, extent in enumerate(kept) if self.keepdims or axis not in self.reduced)
+        extents = [1 if axis in self.reduced else extent for axis, extent in enumerate(self.x.shape)]
+        shape = tuple(extent for axis, extent in enumerate(extents) if self.keepdims or axis not in self.reduced)
         dtype = self.x.dtype if self.out_dtype is None else Dtype.of(self.out_dtype)
         if self.out_dtype is None and self.out is not None:
             dtype = self.out.dtype
-        made = {"out": dense(shape, dtype)}
+        outputs = {"out": dense(shape, dtype)}
         if self.indices:
-            made["index"] = dense(shape, U32)
-        return made
+            outputs["index"] = dense(shape, U32)
+        return outputs
 
     def attributes(self) -> tuple[Any, ...]:
         return self.reduced, self.reduce, self.keepdims, self.indices, self._outputs["out"].dtype.name

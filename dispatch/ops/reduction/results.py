@@ -1,6 +1,6 @@
-"""What `reduce` gives back: with `indices` the places, too.
+"""The result types of `reduce` for type checkers: the reduced tensor, or with `indices` the indices, too.
 
-For type checkers alone (core/results.py).
+Only type checkers read this file (core/results.py).
 """
 
 # mypy: disable-error-code="misc"
@@ -23,20 +23,20 @@ __all__ = ["ReduceRequest", "reduce"]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Alone(request.ReduceRequest["Tensor"]):
-    """The reduced tensor."""
+    """A request whose result is the reduced tensor."""
 
     indices: Literal[False] = False
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class WithIndices(request.ReduceRequest["tuple[Tensor, Tensor]"]):
-    """The reduced tensor, and the places."""
+    """A request whose result is the reduced tensor and the indices."""
 
     indices: Literal[True] = True
 
 
 class ReduceRequest(request.ReduceRequest[R_co]):
-    """`request.ReduceRequest`, whose documentation says what its fields are, with the type of its result."""
+    """`request.ReduceRequest` with the type of its result; the fields are documented there."""
 
     @overload
     @classmethod

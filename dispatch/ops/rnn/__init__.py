@@ -1,9 +1,9 @@
 """Recurrent networks, LSTM, GRU, ReLU and tanh: `rnn`, and its gradients `rnn_bwd_data` and `rnn_bwd_weights`.
 
-`RnnRequest`, `RnnBwdDataRequest` and `RnnBwdWeightsRequest` are the requests over a `Network`; `cudnn_rnn`
-and `numpy_rnn` carry them out, `reference` says what is right on the host, `cases` what is tested. The files: network
-(what it is made of), descriptors (what cuDNN is told of it), weights (packing), request, cells and reference (what is
-right), cudnn, rules, cases.
+`RnnRequest`, `RnnBwdDataRequest` and `RnnBwdWeightsRequest` are the requests over a `Network`. `cudnn_rnn` and
+`numpy_rnn` make their plans, `reference` computes the expected results on the host, and `cases` has the test cases.
+The files: network (the network and its weights), descriptors (the network in cuDNN's terms), weights (packing),
+request, cells and reference (the formulas in NumPy), cudnn, rules, cases.
 """
 
 from __future__ import annotations

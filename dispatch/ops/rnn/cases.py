@@ -1,7 +1,7 @@
-"""The cases that the rows of recurrent networks are tried with, and how far a result may be from the float64 reference.
+"""The test cases of the rows of recurrent networks, and the allowed error of each result.
 
-A backward pass is tried behind a forward pass of the same device, whose reserve space is its own; what must come out is
-computed from the operands alone.
+A test of a backward pass first runs the forward pass on the same device, and uses its reserve space. The expected
+results are computed in float64 from the operands alone.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ __all__ = ["PASSES", "RnnCase", "cases"]
 
 TF32 = 2.0**-10
 F32_UNIT = 2.0**-24
-LOOSE = 2.0**-16  # unit roundoffs above which a worst case over all steps says nothing
+LOOSE = 2.0**-16  # unit roundoffs above which a worst-case bound over all steps would be too loose
 SAMPLES, TOGETHER, POOL = 48, 12, 1 << 20
-# Of a root mean square of `SAMPLES`: beyond lie, by Student's distribution, one element in 10^11 and one share in 10^8.
+# In units of the root mean square of `SAMPLES` runs. By Student's distribution, one element in 10^11 and one share in
+# 10^8 exceed them.
 SIGMAS, SHARE_SIGMAS = 9, 7
-FEW = 16  # elements, which have no errors by chance
-PASSES = {  # the results of a pass, and what is expected of each
+FEW = 16  # elements: too few for statistics of rounding errors
+PASSES = {  # the results of a pass, and the name of the expected array of each
     "rnn": {"out": "y", "hy": "hy", "cy": "cy"},
     "rnn_bwd_data": {"out": "dx", "dhx": "dhx", "dcx": "dcx"},
     "rnn_bwd_weights": {"out": "dweights"},
@@ -77,7 +78,7 @@ FORMS: tuple[Form, ...] = (
 
 @dataclass(frozen=True)
 class RnnCase:
-    """One request, by all that is chosen about it but the numbers in it."""
+    """One request, described by everything except the numbers in its operands."""
 
     name: str
     network: Network
@@ -97,7 +98,7 @@ class RnnCase:
         return f"{self.dtype}{fast}-{'training' if self.training else 'inference'}-{self.name}"
 
     def request(self, device: Device, rng: np.random.Generator) -> RnnBase:
-        """The request alone, behind the passes before it; its results are its own to allocate."""
+        """The request alone, after the passes before it have run; it allocates its own results."""
         return _DrawnCase(self, device, rng).request()
 
     def check(self, device: Device, rng: np.random.Generator) -> Check:
@@ -109,19 +110,19 @@ class RnnCase:
 
 @dataclass(frozen=True)
 class RnnTrial(Check):
-    """A check that knows what it was drawn from, and how much of a result may be too much or too little in all.
+    """A check that also bounds the relative error of each output as a whole: its projection onto the exact result.
 
-    Errors by chance leave a result's share of itself alone: what 1% of every element is, is seen in all together.
+    Random errors hardly change this projection, so an error of 1% in every element shows in it.
     """
 
     subject: Any = None
     shares: dict[str, float] = field(default_factory=dict)
 
     def verify(self, result: Tensor | tuple[Tensor, ...]) -> None:
-        """As every check, and of each output the share that is too much."""
+        """Do what every check does, and check the share by which each output is too large or too small as a whole."""
         super().verify(result)
-        made = list(result) if isinstance(result, tuple) else [result]
-        for name, tensor in zip(self.request.outputs(), made, strict=True):
+        results = list(result) if isinstance(result, tuple) else [result]
+        for name, tensor in zip(self.request.outputs(), results, strict=True):
             exact = self.expected.get(name)
             if exact is None or name not in self.shares or exact.size < FEW or not exact.any():
                 continue
@@ -134,19 +135,19 @@ class RnnTrial(Check):
 
 
 def _unit(case: RnnCase) -> float:
-    """The unit roundoff of what is kept between steps, and of the operands of products."""
+    """The unit roundoff of values that are stored between steps, and of the operands of products."""
     return TF32 if case.compute is Compute.COMPUTE_32F_FAST_TF32 else ROUNDOFF[case.dtype][0]
 
 
 class _DrawnCase:
-    """The operands of one case, and what all three passes must give for them."""
+    """The operands of one case, and the expected results of all three passes."""
 
     def __init__(self, case: RnnCase, device: Device, rng: np.random.Generator) -> None:
         self.case, self.device, self.network = case, device, case.network
         network, dtype = case.network, case.dtype
         spread = case.network.hidden_size**-0.5
         self.named = {n: self._numbers(rng, shape, spread) for n, shape in weight_shapes(network).items()}
-        if network.mode is RnnMode.RNN_RELU:  # every unit far on or far off: at the corner a rounding turns a gradient
+        if network.mode is RnnMode.RNN_RELU:  # units far from 0: near 0, rounding flips gradients
             for name, array in self.named.items():
                 near = array * (0.4 if name == "weight_ih_l0" else 0.2)
                 far = np.where(np.arange(array.size) % 3 == 0, -4, 4)
@@ -162,36 +163,36 @@ class _DrawnCase:
                 self.states["cx"], self.states["dcy"] = (self._numbers(rng, cells) for _ in "12")
         dy = self._numbers(rng, (case.steps, case.batch, network.output_size))
         self.lengths = np.array(case.lengths or (case.steps,) * case.batch)
-        behind = np.arange(case.steps)[:, None] >= self.lengths
-        dy[behind] = np.nan  # nobody may read it there
+        after_end = np.arange(case.steps)[:, None] >= self.lengths
+        dy[after_end] = np.nan  # these elements must not be read
         self.dy = self._place(dy)
         self._shapes = {"hx": hidden, "cx": cells, "dhy": hidden, "dcy": cells}
         self.operands: dict[str, Array]
         self.expected: dict[str, Array]
 
     def _numbers(self, rng: np.random.Generator, shape: tuple[int, ...], spread: float = 1.0) -> Array:
-        """Normal numbers of a spread; of one unit those about 1, of which no sum is next to nothing."""
+        """Normal numbers of a standard deviation; for a single unit, numbers around 1, whose sums are not near 0."""
         drawn = normal(rng, self.case.dtype, shape, spread)
         if self.network.hidden_size > 1:
             return drawn
         return np.asarray((0.75 + np.abs(drawn.astype(np.float64)) / 4).astype(drawn.dtype))
 
     def expect(self) -> None:
-        """Compute what the three passes must give."""
+        """Compute the expected results of the three passes."""
         dy = self.dy.view.numpy().astype(np.float64)
-        behind = np.arange(self.case.steps)[:, None] >= self.lengths
-        self.expected = self._expected(np.where(behind[..., None], 0, dy))
+        after_end = np.arange(self.case.steps)[:, None] >= self.lengths
+        self.expected = self._expected(np.where(after_end[..., None], 0, dy))
 
     def _place(self, values: Array) -> GuardedBuffer:
         return place(self.device, values, (1, 0, 2) if self.case.sequences_first else None)
 
     def _expected(self, dy: Array) -> dict[str, Array]:
-        """What the passes give in f64, by name; `dweights` is in the places of the device's weight space."""
+        """The results of the passes in f64, by name; `dweights` has the order of the device's weight space."""
         network = self.network
-        given = {n: np.zeros(self._shapes[n]) if a is None else a.astype(np.float64) for n, a in self.states.items()}
-        operands = {"x": self.x.view.numpy().astype(np.float64), "dy": dy, **given}
+        states = {n: np.zeros(self._shapes[n]) if a is None else a.astype(np.float64) for n, a in self.states.items()}
+        operands = {"x": self.x.view.numpy().astype(np.float64), "dy": dy, **states}
         self.where = places(network, self.case.dtype, self.device)
-        found, saved, exact = self._passes(operands, unrounded)
+        results, saved, exact = self._passes(operands, unrounded)
         products = (
             []
             if self.case.op == "rnn"
@@ -203,8 +204,8 @@ class _DrawnCase:
             ]
         )
         self.reach = max((float(product.max()) for product in products), default=0.0)
-        self.operands, self.estimated_errors = operands, self._estimate_errors(operands, found)
-        return found
+        self.operands, self.estimated_errors = operands, self._estimate_errors(operands, results)
+        return results
 
     def _passes(
         self,
@@ -214,63 +215,66 @@ class _DrawnCase:
         work: np.dtype[Any] = EXACT,
         samples: int = 0,
     ) -> tuple[dict[str, Array], Any, dict[str, Array]]:
-        """The results up to the case's pass, what the passes keep, and the weights; each step's results kept as said.
+        """The results up to the case's pass, the saved values, and the weights; `kept_as` rounds what each step stores.
 
-        So are the products of 16 bits: cuDNN keeps those of a step's input and of its state apart in that dtype before
-        it adds them up (of three steps of an H200 only that gives the very bits). TF32 are operands; products are f32.
-        So many samples, each kept by itself, are the second axis of all results.
+        It also rounds 16-bit products: cuDNN rounds the product of a step's input and that of its state to this dtype
+        before it adds them (for three steps on an H200, only this gave the exact bits). With TF32, operands are rounded
+        and products are f32. With `samples`, all results have a second axis for the samples, which are rounded
+        separately.
         """
         network, case = self.network, self.case
         tf32 = case.compute is Compute.COMPUTE_32F_FAST_TF32
-        cut = kept_as if tf32 else unrounded  # 16 bits hold an operand as it is
+        cut = kept_as if tf32 else unrounded  # a 16-bit operand needs no rounding
         rounding = NO_ROUNDING if kept_as is unrounded else Rounding(kept_as, unrounded if tf32 else kept_as)
         lengths, exact = self.lengths, {name: array.astype(work) for name, array in (named or self.named).items()}
-        given = {name: operands[name].astype(work) for name in ("x", "dy", "hx", "cx", "dhy", "dcy")}
+        inputs = {name: operands[name].astype(work) for name in ("x", "dy", "hx", "cx", "dhy", "dcy")}
         _, saved = empty_saved(network, case.steps, case.batch * max(samples, 1), work)
         if samples:
-            lengths, given = lengths[None], {name: _repeat_along(array, samples, 1) for name, array in given.items()}
-            saved = [{n: a.reshape(case.steps, samples, case.batch, -1) for n, a in kept.items()} for kept in saved]
+            lengths, inputs = lengths[None], {name: _repeat_along(array, samples, 1) for name, array in inputs.items()}
+            saved = [{n: a.reshape(case.steps, samples, case.batch, -1) for n, a in layer.items()} for layer in saved]
             if tf32:  # biases broadcast over the sequences
                 exact = {n: _repeat_along(a if a.ndim == 2 else a[None], samples, 0) for n, a in exact.items()}
         exact = {name: cut(array) for name, array in exact.items()}
-        x, dy, hx, cx, dhy, dcy = given.values()
-        made = forward(network, exact, cut(x), hx, cx, lengths, saved, rounding)
-        found = {"y": made["out"], "hy": made["hy"], "cy": made["cy"]}
+        x, dy, hx, cx, dhy, dcy = inputs.values()
+        forward_results = forward(network, exact, cut(x), hx, cx, lengths, saved, rounding)
+        results = {"y": forward_results["out"], "hy": forward_results["hy"], "cy": forward_results["cy"]}
         if case.op == "rnn":
-            return found, saved, exact
+            return results, saved, exact
         back = backward_data(network, exact, saved, lengths, dy, dhy, dcy, rounding)
-        found.update({"dx" if name == "out" else name: array for name, array in back.items()})
+        results.update({"dx" if name == "out" else name: array for name, array in back.items()})
         gradient = backward_weights(network, saved, lengths, rounding)
-        each = [{n: a[sample] for n, a in gradient.items()} for sample in range(samples)] if samples else [gradient]
-        packed = [pack(network, one, self.where, work) for one in each]
-        found["dweights"] = np.stack(packed, axis=1) if samples else packed[0]
-        return found, saved, exact
+        gradients = (
+            [{n: a[sample] for n, a in gradient.items()} for sample in range(samples)] if samples else [gradient]
+        )
+        packed = [pack(network, named_gradient, self.where, work) for named_gradient in gradients]
+        results["dweights"] = np.stack(packed, axis=1) if samples else packed[0]
+        return results, saved, exact
 
     def _estimate_errors(self, operands: dict[str, Array], found: dict[str, Array]) -> dict[str, tuple[Array, float]]:
-        """By result: how far off each element is where all that is kept is off by chance, and how far all together.
+        """By result: the error of each element under random rounding errors, and the error of the result as a whole.
 
-        The passes are run `SAMPLES` times with every kept number, product, weight and input off by up to a unit
-        roundoff of the dtype, or of TF32: the root mean square of what comes out, of each element, and of the share of
-        the result itself that is too much or too little.
+        The passes run `SAMPLES` times. In each run every saved number, product, weight and input has a random error of
+        up to a unit roundoff of the dtype, or of TF32. The results are root mean squares: of the error of each element,
+        and of the share by which the result as a whole is too large or too small.
         """
         if _unit(self.case) < LOOSE:
             return {}
-        spread = 0.75 * _unit(self.case)  # a uniform error within it is 0.43 of the roundoff in the mean, as rounding's
+        spread = 0.75 * _unit(self.case)  # a standard deviation of 0.43 roundoffs, like that of rounding
         drawn = np.random.default_rng(0)
-        pool = (1 + spread * drawn.uniform(-1, 1, POOL)).astype(np.float32)  # precise enough, and fast
+        pool = (1 + spread * drawn.uniform(-1, 1, POOL)).astype(np.float32)  # f32 is precise enough, and fast
 
         def perturbed(array: Array) -> Array:
-            start = int(drawn.integers(POOL - array.size))  # to draw each number afresh would take longer than all else
+            start = int(drawn.integers(POOL - array.size))  # drawing each number anew would dominate the time
             return np.asarray(array * pool[start : start + array.size].reshape(array.shape))
 
         squares = {name: np.zeros(exact.shape) for name, exact in found.items()}
         shares = dict.fromkeys(found, 0.0)
-        for _ in range(0, SAMPLES, TOGETHER):  # not all at once, so that what is worked on stays near the processor
-            made = self._passes(operands, perturbed, work=pool.dtype, samples=TOGETHER)[0]
+        for _ in range(0, SAMPLES, TOGETHER):  # in groups, so that the working set stays in the cache
+            results = self._passes(operands, perturbed, work=pool.dtype, samples=TOGETHER)[0]
             for name, exact in found.items():
-                apart, total = np.moveaxis(made[name], 1, 0) - exact, (exact**2).sum()
-                squares[name] += (apart**2).sum(axis=0)
-                share = (apart * exact).reshape(TOGETHER, -1).sum(axis=1) / total if total else np.zeros(TOGETHER)
+                errors, total = np.moveaxis(results[name], 1, 0) - exact, (exact**2).sum()
+                squares[name] += (errors**2).sum(axis=0)
+                share = (errors * exact).reshape(TOGETHER, -1).sum(axis=1) / total if total else np.zeros(TOGETHER)
                 shares[name] += float((share**2).sum())
         return {
             name: (np.sqrt(square / SAMPLES), float(np.sqrt(shares[name] / SAMPLES)))
@@ -282,36 +286,37 @@ class _DrawnCase:
         return {name: None if array is None else self.device.array(array) for name, array in arrays.items()}
 
     def request(self) -> RnnBase:
-        """The case's pass, behind those before it, which have run."""
+        """The request of the case's pass; the passes before it have run."""
         if self.case.op == "rnn":
             return self.source(self.case.training)
         return self.gradient() if self.case.op == "rnn_bwd_data" else self.weights_gradient()
 
     def trial(self) -> Check:
-        """The case's pass into poisoned memory, laid out like the sequences where it is one."""
+        """The check of the case's pass into poisoned memory; sequences have the case's memory layout."""
         request: OperandRequest = self.request()
-        given = {name: source for name, source in PASSES[self.case.op].items() if name in request.outputs()}
+        sources = {name: source for name, source in PASSES[self.case.op].items() if name in request.outputs()}
         written: dict[str, GuardedBuffer] = {}
-        for name, source in given.items():
+        for name, source in sources.items():
             values = poison(self.case.dtype, self.expected[source].shape)
             written[name] = self._place(values) if source in ("y", "dx") else place(self.device, values)
         request = request.replace(**{name: memory.view for name, memory in written.items()})
-        expected: Results = {name: self.expected[source] for name, source in given.items()}
-        allowed = {name: self._bound(array, given[name]) for name, array in expected.items()}
+        expected: Results = {name: self.expected[source] for name, source in sources.items()}
+        allowed = {name: self._bound(array, sources[name]) for name, array in expected.items()}
         shares = {
             name: SHARE_SIGMAS * self.estimated_errors[s][1] + _unit(self.case) / 8
-            for name, s in given.items()
+            for name, s in sources.items()
             if self.estimated_errors
         }
         return RnnTrial(self.case.id, request, expected, allowed, tuple(written.values()), subject=self, shares=shares)
 
     def _bound(self, expected: Array, source: str) -> Array:
-        """How far a result may be off.
+        """The allowed error of a result.
 
-        In f32 and f64: every step of every layer rounds the state and multiplies it by weights of norm 1 or so; the
-        gates damp an error rather than let it grow, so it walks like √(steps · layers) of the largest value, or of
-        `reach`, the largest sum of magnitudes that a gradient is made of. That is no bound for 16 bits or TF32, where
-        it would allow no gradient at all: there it is `SIGMAS` times what random roundings make of the very passes.
+        In f32 and f64: every step of every layer rounds the state and multiplies it by weights of norm about 1. The
+        gates damp errors rather than amplify them, so the error grows like √(steps · layers) relative to the largest
+        value, or to `reach`, the largest sum of magnitudes that a gradient consists of. For 16 bits and TF32 this bound
+        would be larger than the gradients. There the bound is `SIGMAS` times the error that random rounding causes in
+        the same passes.
         """
         walk = 8 + 4 * np.sqrt(self.case.steps * self.network.layers)
         size = np.abs(expected) + max(np.abs(expected).max(initial=0), self.reach)
@@ -333,7 +338,7 @@ class _DrawnCase:
         )
 
     def gradient(self) -> RnnBwdDataRequest:
-        """The backward pass by the data behind a forward pass that has run."""
+        """The backward pass by the data; the forward pass has run."""
         y, *_, reserve = run(self.source(True))
         return RnnBwdDataRequest(
             *(y, self.dy.view, self.weights, reserve, self.network),
@@ -343,7 +348,7 @@ class _DrawnCase:
         )
 
     def weights_gradient(self) -> RnnBwdWeightsRequest:
-        """The backward pass by the weights behind both others, which have run."""
+        """The backward pass by the weights; both other passes have run."""
         before = self.gradient()
         run(before)
         return RnnBwdWeightsRequest(
@@ -355,13 +360,13 @@ class _DrawnCase:
 
 
 def _repeat_along(array: Array, samples: int, axis: int) -> Array:
-    """An array for each sample."""
+    """An array repeated for each sample."""
     shape = (*array.shape[:axis], samples, *array.shape[axis:])
     return np.broadcast_to(np.expand_dims(array, axis), shape)
 
 
 def cases(row: Row) -> list[RnnCase]:
-    """Every form of the row's kind; forward passes in training and in inference by turns."""
+    """Every form that the row supports; forward passes alternate between training and inference."""
     fast = row.compute if row.compute is Compute.COMPUTE_32F_FAST_TF32 else None
     forms = [form for form in FORMS if (two_or_none if len(form[1].biased) == 1 else one_bias) not in row.rules]
     return [

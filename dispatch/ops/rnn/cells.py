@@ -1,7 +1,8 @@
 """One step of each recurrent cell, forward and backward, for a batch of sequences, in NumPy.
 
-`reference.py` walks over steps, layers and directions with these. Axes before that of the sequences are batches, too,
-each of which may have weights of its own. The equations are those of cuDNN's documentation of `cudnnRNNMode_t`.
+`reference.py` iterates over steps, layers and directions with these functions. Axes before that of the sequences are
+batches, too; each batch may have its own weights. The equations are those of cuDNN's documentation of
+`cudnnRNNMode_t`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def unrounded(array: Array) -> Array:
 
 
 class Rounding(NamedTuple):
-    """What a step's numbers are rounded to: all that is kept or multiplied by a matrix, and what a product gives."""
+    """How a step rounds: `kept` for values that are stored or multiplied by a matrix, `product` for matrix products."""
 
     kept: Callable[[Array], Array] = unrounded
     product: Callable[[Array], Array] = unrounded
@@ -40,13 +41,13 @@ NO_ROUNDING = Rounding()
 
 
 def _split_gates(gates: Array, count: int) -> list[Array]:
-    """The gates apart, as by np.split in a fraction of its time."""
+    """The parts of an array of gates: np.split in a fraction of its time."""
     size = gates.shape[-1] // count
     return [gates[..., start : start + size] for start in range(0, count * size, size)]
 
 
 def _products(weights: Named, product: Array, h: Array, has_state: bool, rounding: Rounding) -> tuple[Array, Array]:
-    """The products of the input, which is given, and of the state, each with its bias where it has one."""
+    """The products of the input (passed in) and of the state, each with its bias if it has one."""
     of_input = rounding.product(product)
     of_state = rounding.product(h @ weights["weight_hh_"].mT) if has_state else np.zeros_like(of_input)
     if "bias_ih_" in weights:
@@ -66,42 +67,42 @@ def forward_step(
     *,
     has_state: bool = True,
 ) -> Named:
-    """What a step gives (next_h, next_c) and what the backward pass will want of it.
+    """The results of a step (next_h, next_c) and the values that the backward pass needs.
 
-    `product` is that of its input and the weights, without a bias: for all steps at once it takes less time. Where it
-    has not `begun` there is no state yet, and no product of it, not even 0 times NaN.
+    `product` is the input times the weights, without a bias: computing it for all steps at once is faster. Without
+    `has_state` there is no state yet, and no product with it, because 0 times NaN would be NaN.
     """
     of_input, of_state = _products(weights, product, h, has_state, rounding)
-    found: Named = {"h": h, "c": c, "next_c": c}
+    results: Named = {"h": h, "c": c, "next_c": c}
     if network.mode is RnnMode.LSTM:
         total = of_input + of_state
         gates = sigmoid(total)
         i, f, g, o = _split_gates(gates, 4)
         np.tanh(_split_gates(total, 4)[2], out=g)
-        found["next_c"] = f * c + i * g
-        found["tanh_c"] = np.tanh(found["next_c"])
-        found["next_h"] = found["unprojected"] = o * found["tanh_c"]
+        results["next_c"] = f * c + i * g
+        results["tanh_c"] = np.tanh(results["next_c"])
+        results["next_h"] = results["unprojected"] = o * results["tanh_c"]
         if network.projection:
-            found["next_h"] = rounding.kept(found["unprojected"]) @ weights["weight_hr_"].mT
-        found["gates"] = gates
+            results["next_h"] = rounding.kept(results["unprojected"]) @ weights["weight_hr_"].mT
+        results["gates"] = gates
     elif network.mode is RnnMode.GRU:
         gates, of_n = np.empty_like(of_input), _split_gates(of_state, 3)[2]
         r, z, n = _split_gates(gates, 3)
         two = 2 * r.shape[-1]
         gates[..., :two] = sigmoid(of_input[..., :two] + of_state[..., :two])
         np.tanh(_split_gates(of_input, 3)[2] + r * of_n, out=n)
-        found["product"] = of_n
-        found["next_h"] = (1 - z) * n + z * h
-        found["gates"] = gates
+        results["product"] = of_n
+        results["next_h"] = (1 - z) * n + z * h
+        results["gates"] = gates
     else:
         total = of_input + of_state
-        found["next_h"] = np.tanh(total) if network.mode is RnnMode.RNN_TANH else np.maximum(total, 0)
-        found["gates"] = found["next_h"]
-    return _rounded(found, rounding)
+        results["next_h"] = np.tanh(total) if network.mode is RnnMode.RNN_TANH else np.maximum(total, 0)
+        results["gates"] = results["next_h"]
+    return _rounded(results, rounding)
 
 
 def _rounded(found: Named, rounding: Rounding) -> Named:
-    """What a step has made, rounded; the state and the cell before it are so already."""
+    """The results of a step, rounded; the state and the cell before the step already are."""
     if rounding.kept is unrounded:
         return found
     return {name: array if name in ("h", "c") else rounding.kept(array) for name, array in found.items()}
@@ -110,33 +111,33 @@ def _rounded(found: Named, rounding: Rounding) -> Named:
 def backward_step(
     network: Network, weights: Named, kept: Named, dh: Array, dc: Array, rounding: Rounding = NO_ROUNDING
 ) -> Named:
-    """The gradients of a step's gates, and of the state (dh) and cell (dc) before it, from those behind it."""
+    """The gradients of a step's gates, and of the state (dh) and cell (dc) before it, from those after the step."""
     gates = kept["gates"]
-    found: Named = {"dc": dc, "d_projected": dh}
-    direct: Any = 0  # what of dh reaches the state before past the gates
+    results: Named = {"dc": dc, "d_projected": dh}
+    direct: Any = 0  # the part of dh that reaches the previous state without passing through the gates
     if network.mode is RnnMode.LSTM:
-        found["d_input"], found["dc"] = _lstm_gates(network, weights, kept, dh, dc, rounding)
-        found["d_state"] = found["d_input"]
+        results["d_input"], results["dc"] = _lstm_gates(network, weights, kept, dh, dc, rounding)
+        results["d_state"] = results["d_input"]
     elif network.mode is RnnMode.GRU:
         r, z, n = _split_gates(gates, 3)
         d_n = dh * (1 - z) * (1 - n * n)
         d_r = d_n * kept["product"] * r * (1 - r)
         d_z = dh * (kept["h"] - n) * z * (1 - z)
-        found["d_input"] = np.concatenate([d_r, d_z, d_n], axis=-1)
-        found["d_state"] = np.concatenate([d_r, d_z, d_n * r], axis=-1)
+        results["d_input"] = np.concatenate([d_r, d_z, d_n], axis=-1)
+        results["d_state"] = np.concatenate([d_r, d_z, d_n * r], axis=-1)
         direct = dh * z
     else:
         tanh = network.mode is RnnMode.RNN_TANH
-        # What ReLU drops is 0, whatever it was.
-        found["d_input"] = found["d_state"] = dh * (1 - gates * gates) if tanh else np.where(gates <= 0, 0, dh)
-    found["dh"] = rounding.product(rounding.kept(found["d_state"]) @ weights["weight_hh_"]) + direct
-    return _rounded(found, rounding)
+        # ReLU sets the gradient of a dropped element to 0, even if it was NaN.
+        results["d_input"] = results["d_state"] = dh * (1 - gates * gates) if tanh else np.where(gates <= 0, 0, dh)
+    results["dh"] = rounding.product(rounding.kept(results["d_state"]) @ weights["weight_hh_"]) + direct
+    return _rounded(results, rounding)
 
 
 def _lstm_gates(
     network: Network, weights: Named, kept: Named, dh: Array, dc: Array, rounding: Rounding
 ) -> tuple[Array, Array]:
-    """The gradients of the gates before their functions, and of the cell before the step."""
+    """The gradients of the gates before their activations, and of the cell before the step."""
     i, f, g, o = _split_gates(kept["gates"], 4)
     d_out = rounding.product(rounding.kept(dh) @ weights["weight_hr_"]) if network.projection else dh
     d_cell = dc + d_out * o * (1 - kept["tanh_c"] * kept["tanh_c"])

@@ -1,7 +1,7 @@
-"""The requests of recurrent networks carried out by `cudnnRNNForward`, `…BackwardData_v8` and `…BackwardWeights_v8`.
+"""The plans of recurrent networks with `cudnnRNNForward`, `…BackwardData_v8` and `…BackwardWeights_v8`.
 
-The lengths of sequences are known to the descriptors; the copy of them on the device that cuDNN once asked for it no
-longer reads. Follows
+The descriptors hold the lengths of the sequences. Older versions of cuDNN also needed a copy of the lengths on the
+device; it is no longer read. Follows
 https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-adv-library.html#cudnnrnnforward.
 """
 
@@ -36,45 +36,60 @@ def plan(request: RnnBase, executor: CudaExecutor, row: Row) -> Plan:
     if states is not None:
         check_states("states", states, binding=True)
     layout, dropout = request.sequence()[1].layout, float(request.dropout)
-    made = SequenceDescriptors(
+    descriptors = SequenceDescriptors(
         executor, mode, request.network, layout, request.all_lengths(), member(request.compute), dropout
     )
-    _check(request, made)
-    scratch = handle_of(executor).scratch(executor, made.workspace.value)
-    keep = (made.network, scratch)
-    spaces = (made.workspace, scratch.c_ptr, made.reserve)
+    _check(request, descriptors)
+    scratch = handle_of(executor).scratch(executor, descriptors.workspace.value)
+    keep = (descriptors.network, scratch)
+    spaces = (descriptors.workspace, scratch.c_ptr, descriptors.reserve)
     arguments: tuple[Any, ...]
     sequences: tuple[Any, ...]
     if isinstance(request, RnnBwdDataRequest):
         y, dy, weights, reserve, hx, cx, dhy, dcy, dx, dhx, dcx = map(Operand, range(11))
-        states = (made.h, hx, dhy, dhx, made.c, cx, dcy, dcx)
-        arguments = (made.rnn, None, made.y, y, dy, made.x, dx, *states, made.weights, weights, *spaces, reserve)
+        states = (descriptors.h, hx, dhy, dhx, descriptors.c, cx, dcy, dcx)
+        arguments = (
+            descriptors.rnn,
+            None,
+            descriptors.y,
+            y,
+            dy,
+            descriptors.x,
+            dx,
+            *states,
+            descriptors.weights,
+            weights,
+            *spaces,
+            reserve,
+        )
         return CallPlan(executor, row, cudnn.cudnnRNNBackwardData_v8, arguments, keep)
     if isinstance(request, RnnBwdWeightsRequest):
         x, y, reserve, hx, dweights = map(Operand, range(5))
-        sequences = (made.x, x, made.h, hx, made.y, y)
-        arguments = (made.rnn, ADD, None, *sequences, made.weights, dweights, *spaces, reserve)
-        zeroed = ((dweights.index, made.weights.value),)
+        sequences = (descriptors.x, x, descriptors.h, hx, descriptors.y, y)
+        arguments = (descriptors.rnn, ADD, None, *sequences, descriptors.weights, dweights, *spaces, reserve)
+        zeroed = ((dweights.index, descriptors.weights.value),)
         return CallPlan(executor, row, cudnn.cudnnRNNBackwardWeights_v8, arguments, keep, zeroed=zeroed)
     x, weights, hx, cx, drawn, y, hy, cy, reserve = map(Operand, range(9))
-    sequences = (made.x, x, made.y, y, made.h, hx, hy, made.c, cx, cy)
-    arguments = (made.rnn, mode, None, *sequences, made.weights, weights, *spaces, reserve)
-    return ForwardPlan(executor, row, arguments, keep, made.network, drawn.index)
+    sequences = (descriptors.x, x, descriptors.y, y, descriptors.h, hx, hy, descriptors.c, cx, cy)
+    arguments = (descriptors.rnn, mode, None, *sequences, descriptors.weights, weights, *spaces, reserve)
+    return ForwardPlan(executor, row, arguments, keep, descriptors.network, drawn.index)
 
 
 def _check(request: RnnBase, made: SequenceDescriptors) -> None:
-    """Refused or BadRequest where cuDNN counts otherwise than the request does."""
-    wanted = request.network.weight_count * made.dtype.itemsize
-    if made.weights.value != wanted:
-        raise Refused(f"cudnnGetRNNWeightSpaceSize asks for {made.weights.value} bytes, the network has {wanted}")
+    """Refused or BadRequest if cuDNN's sizes differ from the request's."""
+    expected_bytes = request.network.weight_count * made.dtype.itemsize
+    if made.weights.value != expected_bytes:
+        raise Refused(
+            f"cudnnGetRNNWeightSpaceSize asks for {made.weights.value} bytes, the network has {expected_bytes}"
+        )
     reserve: Any = getattr(request, "reserve", None)
     if reserve is not None and reserve.nbytes != made.reserve.value:
-        given, hint = str(reserve.layout), "pass on what training=True gave"
-        raise BadRequest("reserve", given, f"u8[{made.reserve.value}]", hint)
+        layout_text, hint = str(reserve.layout), "pass on what training=True gave"
+        raise BadRequest("reserve", layout_text, f"u8[{made.reserve.value}]", hint)
 
 
 class ForwardPlan(CallPlan):
-    """A forward pass, whose descriptor is bound anew where its masks are to be drawn from another state."""
+    """A forward pass; its descriptor is bound again when the masks are drawn from another state."""
 
     __slots__ = ("_bound", "_network", "_states")
 

@@ -1,7 +1,7 @@
-"""What cuDNN is told of a recurrent network, and what it answers: sizes, and where the weights lie.
+"""The cuDNN descriptors of a recurrent network, and the sizes and weight offsets that cuDNN returns for them.
 
-The requests ask for the size of a reserve space, the weights for their places, the plans fill cuDNN's calls with the
-descriptors. Answers are kept by device.
+The requests ask for the size of a reserve space, the weights for their offsets, and the plans pass the descriptors to
+cuDNN's calls. Sizes and offsets are cached by device.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ TRAINING = cudnn.cudnnForwardMode_t.CUDNN_FWD_MODE_TRAINING
 LAYOUT = cudnn.cudnnRNNDataLayout_t
 MATH = cudnn.cudnnMathType_t
 _cache: weakref.WeakKeyDictionary[Device, dict[Any, Any]] = weakref.WeakKeyDictionary()
-MAX_CACHED = 4096  # answers of cuDNN on one device; the oldest goes first
+MAX_CACHED = 4096  # cached results of cuDNN on one device; the oldest is dropped first
 
 
 class NetworkDescriptor:
-    """The descriptors of a network and of its dropout, which the former points to."""
+    """The descriptors of a network and of its dropout; the former points to the latter."""
 
     def __init__(
         self, executor: CudaExecutor, network: Network, dtype: Dtype, compute: Compute | None, dropout: float
     ) -> None:
         self._executor, self._network, self._dtype, self._compute, self._p = executor, network, dtype, compute, dropout
         self.rnn, self._dropout = Descriptor("RNN"), Descriptor("Dropout")
-        # Only a forward pass draws from the state; the others want some memory there, which they do not touch.
+        # Only a forward pass draws from the state; the other passes need valid memory there, but do not access it.
         self.bind(executor.workspace.c_ptr.value or 0)
 
     def bind(self, states: int) -> None:
-        """Describe the network with masks that are drawn from the state at an address."""
+        """Describe the network, with masks that are drawn from the state at this address."""
         handle, dropout = handle_of(self._executor).follow(), self._dropout.handle
         if self._p:
             size = states_bytes(self._executor.device)
@@ -82,9 +82,9 @@ class NetworkDescriptor:
 
 
 class SequenceDescriptors:
-    """The descriptors of a network's sequences and states, and what cuDNN asks for: workspace and reserve space.
+    """The descriptors of a network's sequences and states, and the sizes of workspace and reserve space from cuDNN.
 
-    `layout` is that of x or y, of which the steps, the sequences and the dtype are taken.
+    `layout` is that of x or y; it determines the steps, the sequences and the dtype.
     """
 
     def __init__(
@@ -129,22 +129,22 @@ class SequenceDescriptors:
 
 
 def reserve_bytes(network: Network, layout: Layout, lengths: Lengths, compute: Compute | None, dropout: float) -> int:
-    """What cuDNN wants for the reserve space of a forward pass in training, of an x of a layout."""
-    device, view = layout.device, (layout.dtype.name, layout.shape, layout.strides)  # the layout would keep the device
+    """The size of the reserve space that cuDNN needs for a forward pass in training, for an x of this layout."""
+    device, view = layout.device, (layout.dtype.name, layout.shape, layout.strides)  # no Layout: it holds the device
     key = (network, compute, view, lengths, dropout)
-    found = _cache.setdefault(device, {}).get(key)
-    if found is None:
+    size = _cache.setdefault(device, {}).get(key)
+    if size is None:
         executor: Any = device.executor()
         described = SequenceDescriptors(executor, TRAINING, network, layout, lengths, compute, dropout)
-        found = _cache_answer(device, key, described.reserve.value)
-    return int(found)
+        size = _cache_answer(device, key, described.reserve.value)
+    return int(size)
 
 
 def places(network: Network, dtype: Dtype, device: Device) -> Places:
-    """Where the matrices and biases of a weight space lie, as `cudnnGetRNNWeightParams` says it, in elements."""
+    """The offsets of the matrices and biases of a weight space in elements, from `cudnnGetRNNWeightParams`."""
     key = (network, dtype.name)
-    found: Places | None = _cache.setdefault(device, {}).get(key)
-    if found is None:
+    offsets: Places | None = _cache.setdefault(device, {}).get(key)
+    if offsets is None:
         executor: Any = device.executor()
         handle = handle_of(executor).follow()
         descriptor = NetworkDescriptor(executor, network, dtype, None, 0.0)
@@ -152,14 +152,14 @@ def places(network: Network, dtype: Dtype, device: Device) -> Places:
         parts = [
             _place(descriptor.rnn, handle, size, dtype, part.pseudo_layer, part.linear) for part in network.parts()
         ]
-        found = _cache_answer(device, key, parts)
-    return found
+        offsets = _cache_answer(device, key, parts)
+    return offsets
 
 
 def _cache_answer(device: Device, key: Any, found: Any) -> Any:
     cached = _cache.setdefault(device, {})
     if len(cached) >= MAX_CACHED:
-        with suppress(KeyError, RuntimeError, StopIteration):  # another thread is about it, too
+        with suppress(KeyError, RuntimeError, StopIteration):  # another thread may be removing it, too
             del cached[next(iter(cached))]
     cached[key] = found
     return found
@@ -167,7 +167,7 @@ def _cache_answer(device: Device, key: Any, found: Any) -> Any:
 
 def _place(rnn: Descriptor, handle: Any, size: int, dtype: Dtype, layer: int, linear: int) -> tuple[int, int]:
     matrix, bias = Descriptor("Tensor"), Descriptor("Tensor")
-    base = 1 << 20  # an address that is never touched: only the distance from it counts
+    base = 1 << 20  # an address that is never accessed: only the distance from it matters
     start, bias_start = ctypes.c_void_p(), ctypes.c_void_p()
     cudnn.cudnnGetRNNWeightParams(
         *(handle, rnn.handle, layer, size, ctypes.c_void_p(base), linear),

@@ -1,6 +1,6 @@
 """Wrong recurrent networks that every case must reject: see `dispatch/testing/mutations.py`.
 
-They start from what a check was drawn from, for a backward pass's request knows no f64 forward pass.
+They use the case that a check was drawn from, because a backward request has no f64 forward pass.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["MUTATIONS", "named"]
 
 
 def named(request: Any, result: Any) -> dict[str, Tensor]:
-    """The results of a pass, without the reserve space, which is the library's own."""
+    """The results of a pass, without the reserve space, whose content depends on the library."""
     return {name: t for name, t in made(request, result).items() if name in PASSES[request.op]}
 
 
@@ -32,12 +32,12 @@ def _results(drawn: Any, found: dict[str, Array]) -> Results:
 
 
 def _wrong(drawn: Any, operands: dict[str, Array] | None = None, weights: dict[str, Array] | None = None) -> Results:
-    """What the passes make of other operands or weights."""
+    """The results of the passes for other operands or weights."""
     return _results(drawn, drawn._passes(drawn.operands if operands is None else operands, unrounded, weights)[0])
 
 
 def gate(drawn: Any) -> Results | None:
-    """The last gate of the first layer without its state; of one unit the state may be next to nothing."""
+    """The last gate of the first layer without its state; skipped for one unit, whose state may be almost 0."""
     if drawn.network.hidden_size < 2:
         return None
     rows = drawn.named["weight_hh_l0"].copy()
@@ -54,7 +54,7 @@ def bias(drawn: Any) -> Results | None:
 
 
 def step(drawn: Any) -> Results | None:
-    """The input, and the gradient behind the output, of the first step left out."""
+    """The first step's input left out, and the gradient of its output."""
     if drawn.case.steps < 2:
         return None
     operands = {**drawn.operands, **{name: drawn.operands[name].copy() for name in ("x", "dy")}}
@@ -70,7 +70,7 @@ def backward(drawn: Any) -> Results | None:
 
 
 def states(drawn: Any) -> Results | None:
-    """The first states, or the gradients behind the last, left out."""
+    """The first states, or the gradients of the last ones, left out."""
     if not drawn.case.with_states or drawn.case.op == "rnn_bwd_weights":
         return None
     return _wrong(drawn, {name: a if name in ("x", "dy") else np.zeros_like(a) for name, a in drawn.operands.items()})

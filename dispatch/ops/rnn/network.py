@@ -1,6 +1,7 @@
-"""Network: what a recurrent network is made of, and the matrices and biases that its weight space holds.
+"""Network: the description of a recurrent network, and the matrices and biases in its weight space.
 
-The requests carry one; the plans describe it to cuDNN; `weights.py` packs named weights by it. It calls nothing.
+Each request has a Network; the plans describe it to cuDNN; `weights.py` packs named weights by it. This file calls no
+library.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Network", "Places", "RnnBiasMode", "RnnMode", "WeightPart", "steps_first"]
 
-Places = list[tuple[int, int]]  # for each part, where its matrix and its bias start, in elements
+Places = list[tuple[int, int]]  # for each part, the offsets of its matrix and of its bias, in elements
 
 
 class RnnMode(Choice):
@@ -47,13 +48,13 @@ class RnnBiasMode(Choice):
 
 
 class WeightPart(NamedTuple):
-    """A matrix of the weight space, and the bias that goes with it.
+    """A matrix of the weight space, and its bias.
 
     Attributes:
-        name, bias: of the tensors that it is a block of rows of, as torch names them; `bias` "" where there is none.
-        gate: which block.
+        name, bias: torch's names of the tensors that contain it as a block of rows; `bias` is "" if there is none.
+        gate: the number of the block.
         rows, columns: of the matrix; the bias has `rows` elements.
-        pseudo_layer, linear: cuDNN's names for it: layer · directions + direction, and its number in the layer.
+        pseudo_layer, linear: cuDNN's numbers for it: layer · directions + direction, and its number in the layer.
     """
 
     name: str
@@ -72,9 +73,9 @@ class Network:
 
     Attributes:
         mode: RNN_RELU, RNN_TANH, LSTM or GRU.
-        input_size, hidden_size: of the vectors that go in, and of the state of a layer.
-        layers: how many, each reading what the one before gave.
-        bidirectional: whether each layer is two, one of which reads the sequence from its end.
+        input_size, hidden_size: the sizes of an input vector, and of the state of a layer.
+        layers: the number of layers; each reads the output of the one before.
+        bidirectional: whether each layer consists of two, the second of which reads the sequence from its end.
         projection: LSTM only: the size that the hidden state is projected to, smaller than hidden_size; 0 for none.
         bias: which products have a bias; True for both, False for none.
     """
@@ -98,10 +99,10 @@ class Network:
             check_int(name, getattr(self, name), 1)
         if not isinstance(self.bidirectional, bool):
             raise BadRequest("bidirectional", repr(self.bidirectional), "a bool")
-        given: object = self.projection
-        if not isinstance(given, int) or isinstance(given, bool) or not 0 <= given < self.hidden_size:
+        projection: object = self.projection
+        if not isinstance(projection, int) or isinstance(projection, bool) or not 0 <= projection < self.hidden_size:
             wanted = f"0 for none, or a size smaller than hidden_size, which is {self.hidden_size}"
-            raise BadRequest("projection", shown(given), wanted)
+            raise BadRequest("projection", shown(projection), wanted)
         if self.projection and self.mode is not RnnMode.LSTM:
             raise BadRequest(
                 "projection", str(self.projection), f"0, for {member(self.mode).name} has none", "LSTM has one"
@@ -109,7 +110,7 @@ class Network:
 
     @property
     def bias_mode(self) -> RnnBiasMode:
-        """`bias` as cuDNN has it."""
+        """`bias` as cuDNN's enum."""
         return check_enum("bias", self.bias, RnnBiasMode)
 
     @property
@@ -130,16 +131,16 @@ class Network:
 
     @property
     def state_size(self) -> int:
-        """The size of the hidden state of a layer: the projection, where there is one."""
+        """The size of the hidden state of a layer: that of the projection, if there is one."""
         return self.projection or self.hidden_size
 
     @property
     def output_size(self) -> int:
-        """The size of the vectors that come out."""
+        """The size of an output vector."""
         return self.state_size * self.directions
 
     def hidden_shape(self, batch: int) -> tuple[int, int, int]:
-        """The shape of the hidden states of so many sequences."""
+        """The shape of the hidden states of `batch` sequences."""
         return self.pseudo_layers, batch, self.state_size
 
     def cell_shape(self, batch: int) -> tuple[int, int, int]:
@@ -147,7 +148,7 @@ class Network:
         return self.pseudo_layers, batch, self.hidden_size
 
     def inputs_of(self, layer: int) -> int:
-        """The size of what a layer reads."""
+        """The size of a layer's input vectors."""
         return self.input_size if layer == 0 else self.output_size
 
     def parts(self) -> tuple[WeightPart, ...]:
@@ -156,28 +157,28 @@ class Network:
 
     @property
     def weight_count(self) -> int:
-        """How many numbers all matrices and biases are."""
+        """The number of elements of all matrices and biases."""
         return sum(part.rows * part.columns + (part.rows if part.bias else 0) for part in self.parts())
 
 
 @functools.lru_cache(maxsize=64)
 def _weight_parts(network: Network) -> tuple[WeightPart, ...]:
-    """All that is packed, taken out or counted goes through these, several times for each request."""
-    gates, hidden, found = member(network.mode).gates, network.hidden_size, []
+    """The cached parts: packing, unpacking and counting use them several times for each request."""
+    gates, hidden, parts = member(network.mode).gates, network.hidden_size, []
     for number in range(network.pseudo_layers):
         layer, direction = divmod(number, network.directions)
         end = f"l{layer}{'_reverse' if direction else ''}"
         for kind, columns, first in (("ih", network.inputs_of(layer), 0), ("hh", network.state_size, gates)):
             bias = f"bias_{kind}_{end}" if kind in network.biased else ""
             name = f"weight_{kind}_{end}"
-            found += [WeightPart(name, bias, gate, hidden, columns, number, first + gate) for gate in range(gates)]
+            parts += [WeightPart(name, bias, gate, hidden, columns, number, first + gate) for gate in range(gates)]
         if network.projection:
-            found.append(WeightPart(f"weight_hr_{end}", "", 0, network.projection, hidden, number, 2 * gates))
-    return tuple(found)
+            parts.append(WeightPart(f"weight_hr_{end}", "", 0, network.projection, hidden, number, 2 * gates))
+    return tuple(parts)
 
 
 def steps_first(layout: Layout) -> bool | None:
-    """Whether sequences lie in memory with the steps first (True) or the sequences first (False); None for neither."""
+    """Whether sequences are stored with the steps first (True) or the sequences first (False); None for neither."""
     (steps, batch, size), (step, sequence, element) = layout.shape, layout.strides
     if element != 1 and size > 1:
         return None

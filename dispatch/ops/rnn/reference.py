@@ -1,8 +1,8 @@
-"""What the requests of recurrent networks mean, in NumPy, step by step; the reserve space of the host keeps every step.
+"""The formulas of recurrent networks in NumPy, step by step; the host's reserve space stores every step.
 
-The forward pass writes what it computes into `Saved`, a view of the reserve space, the backward pass by the data adds
-the gradients of the gates, and that by the weights only multiplies. What a backward pass is given beside the reserve
-space (x, y and the first states) it takes from there, as cuDNN does. In f64 the same steps are the reference.
+The forward pass writes its intermediate values to `Saved`, a view of the reserve space. The backward pass by the data
+adds the gradients of the gates, and the backward pass by the weights only multiplies. Like cuDNN, a backward pass reads
+its own operands (x, y and the first states), not the reserve space's copy. In f64 the same steps are the reference.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ __all__ = ["Saved", "backward_data", "backward_weights", "empty_saved", "evaluat
 
 Saved = list[dict[str, "Array"]]  # by pseudo-layer: arrays (steps, sequences, size)
 Named = dict[str, "Array"]
-ASKED_FOR = ("h", "gates", "product", "c", "tanh_c")  # by a step backward
+ASKED_FOR = ("h", "gates", "product", "c", "tanh_c")  # what a backward step reads
 
 
 def saved_views(network: Network, steps: int, batch: int, buffer: Array) -> Saved:
-    """The parts of a flat buffer that each pseudo-layer keeps its steps in."""
+    """The parts of a flat buffer in which each pseudo-layer stores its steps."""
     views: Saved = []
     start = 0
     for number in range(network.pseudo_layers):
@@ -47,7 +47,7 @@ def saved_views(network: Network, steps: int, batch: int, buffer: Array) -> Save
 
 
 def saved_size(network: Network, steps: int, batch: int) -> int:
-    """How many numbers a forward pass keeps."""
+    """The number of elements that a forward pass saves."""
     per_layer = [sum(saved_sizes(network, layer).values()) for layer in range(network.layers)]
     return steps * batch * network.directions * sum(per_layer)
 
@@ -62,7 +62,7 @@ def empty_saved(network: Network, steps: int, batch: int, work: np.dtype[Any]) -
 
 
 def evaluate(request: RnnBase, work: np.dtype[Any]) -> Results:
-    """The outputs of a request by name, computed in a working dtype; the reserve space as it is then."""
+    """The outputs of a request by name, computed in a working dtype; with the resulting reserve space."""
     network, (steps, batch) = request.network, request.sequence()[1].shape[:2]
     lengths = np.array(request.all_lengths())
     if isinstance(request, RnnBwdDataRequest):
@@ -79,35 +79,40 @@ def evaluate(request: RnnBase, work: np.dtype[Any]) -> Results:
         saved = saved_views(network, steps, batch, buffer)
         _take(saved, request, lengths, work)
         gradient = backward_weights(network, saved, lengths, has_state=request.hx is not None)
-        where = places(network, request.x.dtype, request.device)
-        return {"out": pack(network, gradient, where, work)}
+        offsets = places(network, request.x.dtype, request.device)
+        return {"out": pack(network, gradient, offsets, work)}
     return _forward(request, work, lengths)
 
 
 def _forward(request: RnnBase, work: np.dtype[Any], lengths: Array) -> Results:
     inference: Any = request
-    asked: RnnRequest = inference
-    network, (steps, batch) = asked.network, asked.x.shape[:2]
+    forward_request: RnnRequest = inference
+    network, (steps, batch) = forward_request.network, forward_request.x.shape[:2]
     buffer, saved = empty_saved(network, steps, batch, work)
-    hx, cx = _state(asked.hx, asked.hidden_shape(), work), _state(asked.cx, asked.cell_shape(), work)
+    hx, cx = (
+        _state(forward_request.hx, forward_request.hidden_shape(), work),
+        _state(forward_request.cx, forward_request.cell_shape(), work),
+    )
     results: Results = {}
-    if asked.states is not None:
-        results["states"] = _draw_masks(asked, saved, work)
-    named = _named(network, asked.weights, work)
-    has_state = asked.hx is not None
-    results.update(forward(network, named, values(asked.x, work), hx, cx, lengths, saved, has_state=has_state))
+    if forward_request.states is not None:
+        results["states"] = _draw_masks(forward_request, saved, work)
+    named = _named(network, forward_request.weights, work)
+    has_state = forward_request.hx is not None
+    results.update(
+        forward(network, named, values(forward_request.x, work), hx, cx, lengths, saved, has_state=has_state)
+    )
     if network.mode is not RnnMode.LSTM:
         del results["cy"]
-    return {**results, "reserve": buffer.view(np.uint8)} if asked.training else results
+    return {**results, "reserve": buffer.view(np.uint8)} if forward_request.training else results
 
 
 def _draw_masks(request: RnnRequest, saved: Saved, work: np.dtype[Any]) -> Array:
-    """Masks for the inputs of all layers but the first, into `saved`; the state behind that."""
+    """Write the masks for the inputs of all layers but the first to `saved`; returns the state after that."""
     states, network = np.asarray(request.states), request.network
     for layer in range(1, network.layers):
         mask = saved[layer * network.directions]["mask"]
-        kept, states = draw(states, mask.size, request.dropout)
-        mask[...] = kept.reshape(mask.shape) * work.type(1 / (1 - request.dropout))
+        keep_mask, states = draw(states, mask.size, request.dropout)
+        mask[...] = keep_mask.reshape(mask.shape) * work.type(1 / (1 - request.dropout))
     return states
 
 
@@ -123,10 +128,10 @@ def forward(
     *,
     has_state: bool = True,
 ) -> Results:
-    """y and the last states, from x (steps, …, sequences, inputs) and the first states; every step goes into `saved`.
+    """y and the last states, from x (steps, …, sequences, inputs) and the first states; stores every step in `saved`.
 
-    Where they have not `begun` there is no hx, and the first step has no product with it. Sequences that a backward
-    direction comes to later have one, with zeros, as in cuDNN.
+    Without `has_state` there is no hx, and the first step has no product with it. Sequences that a backward direction
+    starts later have one, with zeros, as in cuDNN.
     """
     hy, cy = hx.copy(), cx.copy()
     for layer in range(network.layers):
@@ -134,23 +139,27 @@ def forward(
         x = x * saved[layer * network.directions]["mask"]
         for number, end in _runs(network, layer):
             weights = {name.removesuffix(end): array for name, array in named.items() if name.endswith(end)}
-            kept, y = saved[number], np.zeros((*x.shape[:-1], network.state_size), x.dtype)
-            kept["x"][...] = np.where(_active(len(x), lengths), x, 0)  # behind an end x may be anything
+            stored, y = saved[number], np.zeros((*x.shape[:-1], network.state_size), x.dtype)
+            stored["x"][...] = np.where(
+                _active(len(x), lengths), x, 0
+            )  # after the end of a sequence, x may be anything
             first, shortest = _first(lengths, number, network).max(), lengths.min()
             products = x @ weights["weight_ih_"].mT
             for step in _order(len(x), number, network):
-                given = products[step], hy[number], cy[number]
-                made = forward_step(network, weights, *given, rounding, has_state=has_state or step != first)
-                if step >= shortest:  # where some sequences have ended nothing is kept of them, and their states stay
+                inputs = products[step], hy[number], cy[number]
+                step_results = forward_step(network, weights, *inputs, rounding, has_state=has_state or step != first)
+                if step >= shortest:  # the states of sequences that have ended stay, and nothing is saved for them
                     active, before = (step < lengths)[..., None], {"next_h": hy[number], "next_c": cy[number]}
-                    y[step] = np.where(active, made["next_h"], 0)
-                    made = {name: np.where(active, array, before.get(name, 0)) for name, array in made.items()}
+                    y[step] = np.where(active, step_results["next_h"], 0)
+                    step_results = {
+                        name: np.where(active, array, before.get(name, 0)) for name, array in step_results.items()
+                    }
                 else:
-                    y[step] = made["next_h"]
-                for name, array in made.items():
-                    if name in kept:
-                        kept[name][step] = array
-                hy[number], cy[number] = made["next_h"], made["next_c"]
+                    y[step] = step_results["next_h"]
+                for name, array in step_results.items():
+                    if name in stored:
+                        stored[name][step] = array
+                hy[number], cy[number] = step_results["next_h"], step_results["next_c"]
             outputs.append(y)
         x = np.concatenate(outputs, axis=-1)
     return {"out": x, "hy": hy, "cy": cy}
@@ -166,26 +175,28 @@ def backward_data(
     dcy: Array,
     rounding: Rounding = NO_ROUNDING,
 ) -> Results:
-    """dx and the gradients of the first states; the gradients of the gates go into `saved`."""
+    """dx and the gradients of the first states; the gradients of the gates are stored in `saved`."""
     dhx, dcx = dhy.copy(), dcy.copy()
     for layer in reversed(range(network.layers)):
         dx = np.zeros((*dy.shape[:-1], network.inputs_of(layer)), dy.dtype)
         for number, end in _runs(network, layer):
             weights = {name.removesuffix(end): array for name, array in named.items() if name.endswith(end)}
-            kept = saved[number]
+            stored = saved[number]
             part, shortest = slice((number % network.directions) * network.state_size, None), lengths.min()
             for step in reversed(_order(len(dy), number, network)):
                 dh = dhx[number] + dy[step][..., part][..., : network.state_size]
-                step_of = {name: kept[name][step] for name in ASKED_FOR}
-                made = backward_step(network, weights, step_of, dh, dcx[number], rounding)
-                made["dx"] = rounding.product(made["d_input"] @ weights["weight_ih_"])
+                step_of = {name: stored[name][step] for name in ASKED_FOR}
+                step_results = backward_step(network, weights, step_of, dh, dcx[number], rounding)
+                step_results["dx"] = rounding.product(step_results["d_input"] @ weights["weight_ih_"])
                 if step >= shortest:
                     active, before = (step < lengths)[..., None], {"dh": dhx[number], "dc": dcx[number]}
-                    made = {name: np.where(active, array, before.get(name, 0)) for name, array in made.items()}
+                    step_results = {
+                        name: np.where(active, array, before.get(name, 0)) for name, array in step_results.items()
+                    }
                 for name in ("d_input", "d_state", "d_projected"):
-                    kept[name][step] = made[name]
-                dhx[number], dcx[number] = made["dh"], made["dc"]
-                dx[step] += made["dx"]
+                    stored[name][step] = step_results[name]
+                dhx[number], dcx[number] = step_results["dh"], step_results["dc"]
+                dx[step] += step_results["dx"]
         dy = rounding.kept(dx) * saved[layer * network.directions]["mask"]
     results = {"out": dy, "dhx": dhx}
     return {**results, "dcx": dcx} if network.mode is RnnMode.LSTM else results
@@ -196,29 +207,29 @@ def backward_weights(
 ) -> Named:
     """The gradients of the weights by name, summed over steps and sequences.
 
-    Where they have not `begun` the first step had no product with the state, and adds nothing to its weights.
+    Without `has_state` the first step had no product with the state, and adds nothing to the gradient of its weights.
     """
     named: Named = {}
     for layer in range(network.layers):
         for number, end in _runs(network, layer):
-            kept = saved[number]
-            of_state = kept["d_state"]
+            stored = saved[number]
+            of_state = stored["d_state"]
             if not has_state:
                 of_state = of_state.copy()
                 of_state[_first(lengths, number, network).max()] = 0
-            named[f"weight_ih_{end}"] = _summed(kept["d_input"], kept["x"], rounding)
-            named[f"weight_hh_{end}"] = _summed(of_state, kept["h"], rounding)
+            named[f"weight_ih_{end}"] = _summed(stored["d_input"], stored["x"], rounding)
+            named[f"weight_hh_{end}"] = _summed(of_state, stored["h"], rounding)
             for kind in network.biased:
-                gates = kept["d_input" if kind == "ih" else "d_state"]
+                gates = stored["d_input" if kind == "ih" else "d_state"]
                 ones = np.ones((*gates.shape[:-1], 1), gates.dtype)
                 named[f"bias_{kind}_{end}"] = _summed(gates, ones, rounding)[..., 0]
             if network.projection:
-                named[f"weight_hr_{end}"] = _summed(kept["d_projected"], kept["unprojected"], rounding)
+                named[f"weight_hr_{end}"] = _summed(stored["d_projected"], stored["unprojected"], rounding)
     return named
 
 
 def _summed(gradient: Array, given: Array, rounding: Rounding) -> Array:
-    """The sum of the outer products of all steps and sequences; what is rounded is rounded after each step."""
+    """The sum of the outer products of all steps and sequences, rounded after each step if there is a rounding."""
     if rounding is NO_ROUNDING:
         return np.asarray(gradient.reshape(-1, gradient.shape[-1]).T @ given.reshape(-1, given.shape[-1]))
     total = np.zeros((*gradient.shape[1:-2], gradient.shape[-1], given.shape[-1]), gradient.dtype)
@@ -228,54 +239,54 @@ def _summed(gradient: Array, given: Array, rounding: Rounding) -> Array:
 
 
 def _runs(network: Network, layer: int) -> Iterator[tuple[int, str]]:
-    """The pseudo-layers of a layer, and how the names of their weights end."""
+    """The pseudo-layers of a layer, with the suffix of their weights' names."""
     for direction in range(network.directions):
         yield layer * network.directions + direction, f"l{layer}{'_reverse' if direction else ''}"
 
 
 def _order(steps: int, number: int, network: Network) -> range:
-    """The steps in the order in which a pseudo-layer takes them."""
+    """The steps in the order in which a pseudo-layer processes them."""
     backward = number % network.directions == 1
     return range(steps - 1, -1, -1) if backward else range(steps)
 
 
 def _first(lengths: Array, number: int, network: Network) -> Array:
-    """The step that a pseudo-layer takes first, of each sequence."""
+    """The first step that a pseudo-layer processes, for each sequence."""
     return lengths - 1 if number % network.directions else np.zeros_like(lengths)
 
 
 def _take(saved: Saved, request: RnnBwdDataRequest | RnnBwdWeightsRequest, lengths: Array, work: np.dtype[Any]) -> None:
-    """Lay into `saved` what a backward pass is given: x, the states before all steps of the last layer, and the first.
+    """Copy a backward pass's operands to `saved`: x, all previous states of the last layer, and the first states.
 
-    The states between layers are not given to anybody, and stay what the forward pass kept.
+    The states between layers are not operands; they stay as the forward pass saved them.
     """
     network, (steps, batch) = request.network, request.sequence()[1].shape[:2]
     active, everyone = _active(steps, lengths), np.arange(batch)
     y = np.where(active, values(request.y, work), 0)
     hx = _state(request.hx, request.hidden_shape(), work)
     cx = _state(getattr(request, "cx", None), request.cell_shape(), work)
-    for number, kept in enumerate(saved):
+    for number, stored in enumerate(saved):
         direction = number % network.directions
         if number // network.directions == network.layers - 1:
             part = y[..., direction * network.state_size :][..., : network.state_size]
             before = np.roll(part, -1 if direction else 1, axis=0)
-            kept["h"][...] = np.where(active, before, 0)
+            stored["h"][...] = np.where(active, before, 0)
         first = _first(lengths, number, network)
-        kept["h"][first, everyone] = hx[number]
+        stored["h"][first, everyone] = hx[number]
         if isinstance(request, RnnBwdDataRequest):
-            kept["c"][first, everyone] = cx[number]
+            stored["c"][first, everyone] = cx[number]
         elif number < network.directions:
-            kept["x"][...] = np.where(active, values(request.x, work), 0)
+            stored["x"][...] = np.where(active, values(request.x, work), 0)
 
 
 def _active(steps: int, lengths: Array) -> Array:
-    """Which steps of which sequences there are."""
+    """A mask of the steps that are within the length of their sequence."""
     return np.asarray((np.arange(steps).reshape(-1, *(1,) * lengths.ndim) < lengths)[..., None])
 
 
 def _named(network: Network, weights: Tensor, work: np.dtype[Any]) -> Named:
-    where = places(network, weights.dtype, weights.device)
-    return named_views(network, values(weights, work), where)
+    offsets = places(network, weights.dtype, weights.device)
+    return named_views(network, values(weights, work), offsets)
 
 
 def _state(tensor: Tensor | None, shape: tuple[int, ...], work: np.dtype[Any]) -> Array:
@@ -283,11 +294,11 @@ def _state(tensor: Tensor | None, shape: tuple[int, ...], work: np.dtype[Any]) -
 
 
 def _buffer(reserve: Tensor, request: RnnBase, work: np.dtype[Any]) -> Array:
-    """A copy of the reserve space as numbers; BadRequest where it is not of the size that a forward pass leaves."""
+    """A copy of the reserve space as numbers; BadRequest if its size differs from that of a forward pass."""
     steps, batch = request.sequence()[1].shape[:2]
-    wanted = saved_size(request.network, steps, batch) * work.itemsize
-    if reserve.nbytes != wanted:
-        raise BadRequest("reserve", str(reserve.layout), f"u8[{wanted}]", "pass on what training=True gave")
+    expected_bytes = saved_size(request.network, steps, batch) * work.itemsize
+    if reserve.nbytes != expected_bytes:
+        raise BadRequest("reserve", str(reserve.layout), f"u8[{expected_bytes}]", "pass on what training=True gave")
     return np.array(reserve).view(work)
 
 

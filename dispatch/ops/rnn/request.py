@@ -1,6 +1,6 @@
-"""The requests of recurrent networks: the forward pass, and the two backward passes, of the data and of the weights.
+"""The requests of recurrent networks: the forward pass, and the two backward passes, by the data and by the weights.
 
-Making a request validates it, so that a bad one never comes near a library. This file calls nothing.
+A request is validated when it is made, so that no invalid one reaches a library. This file calls no library.
 """
 
 from __future__ import annotations
@@ -34,37 +34,37 @@ Shape = tuple[int, ...]
 
 
 def saved_sizes(network: Network, layer: int) -> dict[str, int]:
-    """What the host's forward pass keeps of every step of a layer for the backward passes, and its size."""
+    """The values that each step of a layer saves for the backward passes on the host, and their sizes."""
     gates, hidden, state = member(network.mode).gates * network.hidden_size, network.hidden_size, network.state_size
     return {
         "x": network.inputs_of(layer),
-        "mask": network.inputs_of(layer),  # what of it dropout kept, scaled
+        "mask": network.inputs_of(layer),  # dropout's mask, scaled
         "h": state,  # the state before the step
         "gates": gates,
-        "product": hidden,  # GRU: what r multiplies
+        "product": hidden,  # GRU: the operand that r multiplies
         "c": hidden,  # LSTM: the cell before the step
         "tanh_c": hidden,
         "unprojected": hidden,
-        "d_input": gates,  # the gradients of the gates by their input's product and by their state's; backward
+        "d_input": gates,  # backward: the gradients of the gates by their input's product and by their state's
         "d_state": gates,
         "d_projected": state,
     }
 
 
 def host_reserve_bytes(request: RnnRequest) -> int:
-    """The size of the host's reserve space of a forward pass in training: what the backward passes want."""
+    """The size of the host's reserve space of a forward pass in training: the values that the backward passes need."""
     network, (steps, batch) = request.network, request.x.shape[:2]
     per_step = sum(sum(saved_sizes(network, layer).values()) for layer in range(network.layers))
     return steps * batch * network.directions * per_step * (8 if request.x.dtype is F64 else 4)
 
 
 class _NetworkFields(OperandRequest[R_co]):
-    network: Network  # which stands behind the tensors of each
+    network: Network  # the field that follows each request's tensors
 
 
 @dataclass(frozen=True, eq=False)
 class RnnBase(_NetworkFields[R_co]):
-    """What the three requests check alike."""
+    """The fields and checks that the three requests share."""
 
     _: KW_ONLY
     hx: Tensor | None = None
@@ -74,17 +74,17 @@ class RnnBase(_NetworkFields[R_co]):
     out: Tensor | None = None
 
     def sequence(self) -> tuple[str, Tensor]:
-        """The operand that says steps, sequences, dtype and layout."""
+        """The operand that determines steps, sequences, dtype and layout."""
         name = self.reads[0]
         return name, getattr(self, name)
 
     def all_lengths(self) -> Lengths:
-        """How many steps each sequence has."""
+        """The number of steps of each sequence."""
         _, tensor = self.sequence()
         return (tensor.shape[0],) * tensor.shape[1] if self.lengths is None else self.lengths
 
     def check_common(self, size: int) -> None:
-        """The network, the sequences of vectors of a size, and their lengths."""
+        """Check the network, the sequences of vectors of this size, and their lengths."""
         if not isinstance(self.network, Network):
             raise BadRequest("network", repr(self.network), "a Network")
         check_probability("dropout", self.dropout)
@@ -94,26 +94,28 @@ class RnnBase(_NetworkFields[R_co]):
         if self.lengths is None:
             return
         steps, batch, _ = tensor.shape
-        given: object = self.lengths
-        if not isinstance(given, tuple) or len(given) != batch:
-            hint = "x.tolist() makes a list of a tensor's numbers" if hasattr(given, "tolist") else ""
-            raise BadRequest("lengths", shown(given), f"None, or a list of {batch} whole numbers, one a sequence", hint)
+        lengths: object = self.lengths
+        if not isinstance(lengths, tuple) or len(lengths) != batch:
+            hint = "x.tolist() makes a list of a tensor's numbers" if hasattr(lengths, "tolist") else ""
+            raise BadRequest(
+                "lengths", shown(lengths), f"None, or a list of {batch} whole numbers, one a sequence", hint
+            )
         for length in self.lengths:
             check_int("lengths", length, 1, steps)
 
     def check_operand(self, name: str, shape: Shape) -> None:
-        """An operand, where it is there, is dense, of a shape and of the sequences' dtype."""
+        """Check that an operand, if given, is dense, of this shape, and of the sequences' dtype."""
         first, sequence = self.sequence()
         check_tensor(name, getattr(self, name), sequence.dtype, shape, f", by network and {first}")
 
     def check_cells(self, *names: str) -> None:
-        """States of cells are for LSTMs alone."""
+        """Check that cell states are given only for LSTMs."""
         for name in names:
             if getattr(self, name) is not None and self.network.mode is not RnnMode.LSTM:
                 raise BadRequest(name, "a tensor", f"none: {member(self.network.mode).name} has no cells")
 
     def check_reserve(self, reserve: Tensor) -> None:
-        """The reserve space is the forward pass's own; its size is compared where the plan is made."""
+        """Check the dtype of the reserve space; its size is compared when the plan is made."""
         if reserve.dtype is not U8 or reserve.ndim != 1 or not reserve.layout.is_contiguous:
             raise BadRequest("reserve", str(reserve.layout), "a dense u8 tensor", "pass on what training=True gave")
 
@@ -131,24 +133,25 @@ class RnnRequest(RnnBase["tuple[Tensor, ...]"]):
     """The forward pass: a sequence of vectors through a recurrent network.
 
     Attributes:
-        x: (steps, sequences, input_size), dense, with the steps first in memory or the sequences; the strides say which
-            (`x.T.mT.T` is the view of a (sequences, steps, input_size) tensor).
+        x: (steps, sequences, input_size), dense, with either the steps or the sequences first in memory, according
+            to its strides (`x.T.mT.T` is the view of a (sequences, steps, input_size) tensor).
         weights: the weight space, from `pack_weights`, of x's dtype.
-        network: what it is.
-        hx, cx: the first states, (layers · directions, sequences, state_size) and, for an LSTM, (…, hidden_size); None
-            for zeros.
-        lengths: how many steps each sequence has, 1 or more, as numbers of the host (a tuple, a list or an array of
-            NumPy, by which the request keeps a tuple); None for all. y is 0 behind the end of a
-            sequence, and the last states are those at its end. A plan is made for each set of lengths.
-        training: whether the backward passes will follow; then the reserve space is given, too.
-        compute: COMPUTE_32F_FAST_TF32 lets f32 products be TF32.
-        dropout: in training, the probability that an element is dropped on its way from one layer to the next.
-        states: what the masks are drawn from, as `dropout_states` makes it; the pass moves it on. Only with dropout.
-        out: y, (steps, sequences, output_size), laid out like x.
-        hy, cy: the last states, as hx and cx.
-        reserve: u8, for the backward passes; what it holds is the library's affair.
+        network: the description of the network.
+        hx, cx: the first states, (layers · directions, sequences, state_size) and, for an LSTM, (…, hidden_size);
+            None for zeros.
+        lengths: the number of steps of each sequence, 1 or more, as numbers on the host (a tuple, a list or a NumPy
+            array; the request stores a tuple); None for all steps. y is 0 after the end of a sequence, and the last
+            states are those at its end. A plan is made for each set of lengths.
+        training: whether the backward passes will follow; then the reserve space is returned, too.
+        compute: COMPUTE_32F_FAST_TF32 allows TF32 for f32 products.
+        dropout: in training, the probability that an element is dropped between one layer and the next.
+        states: the random state that the masks are drawn from, made by `dropout_states`; the pass advances it. Only
+            with dropout.
+        out: y, (steps, sequences, output_size), with the layout of x.
+        hy, cy: the last states, with the shapes of hx and cx.
+        reserve: u8, for the backward passes; its content depends on the library.
 
-    Gives back (y, hy), for an LSTM (y, hy, cy), and with `training` the reserve space for the backward passes behind
+    Returns (y, hy), for an LSTM (y, hy, cy), and with `training` the reserve space for the backward passes after
     them.
     """
 
@@ -178,7 +181,7 @@ class RnnRequest(RnnBase["tuple[Tensor, ...]"]):
         self._check_states()
 
     def _check_states(self) -> None:
-        """A state is there where masks are drawn from it, and only there."""
+        """Check that a state is given if and only if masks are drawn."""
         draws = self.training and self.dropout > 0
         if draws and self.states is None:
             raise BadRequest("states", "nothing", "what dropout is drawn from", "pass dropout_states(device, seed)")
@@ -190,13 +193,13 @@ class RnnRequest(RnnBase["tuple[Tensor, ...]"]):
 
     def outputs(self) -> dict[str, Output]:
         dtype = self.x.dtype
-        made = {"out": like(self.x.layout, (*self.x.shape[:2], self.network.output_size))}
-        made["hy"] = dense(self.hidden_shape(), dtype)
+        outputs = {"out": like(self.x.layout, (*self.x.shape[:2], self.network.output_size))}
+        outputs["hy"] = dense(self.hidden_shape(), dtype)
         if self.network.mode is RnnMode.LSTM:
-            made["cy"] = dense(self.cell_shape(), dtype)
+            outputs["cy"] = dense(self.cell_shape(), dtype)
         if self.training:
-            made["reserve"] = dense((host_reserve_bytes(self),), U8) if self.device.is_host else unsized()
-        return made
+            outputs["reserve"] = dense((host_reserve_bytes(self),), U8) if self.device.is_host else unsized()
+        return outputs
 
     def bytes_of(self, _: str) -> int:
         from dispatch.ops.rnn.descriptors import reserve_bytes  # at first use: requests bind no library
@@ -210,17 +213,17 @@ class RnnBwdDataRequest(RnnBase["tuple[Tensor, ...]"]):
     """The backward pass by the data: the gradients of x and of the first states.
 
     Attributes:
-        y: what the forward pass gave.
-        dy: the gradient of y, of y's shape, dtype and layout; it is not read behind the end of a sequence.
-        weights, network, hx, cx, lengths, compute, dropout: those of the forward pass; cx is read again, and by a GRU
-            y and hx are.
-        reserve: what the forward pass in training left. This pass changes it, and `RnnBwdWeightsRequest` wants it
-            as this pass leaves it: run this one first, and once.
+        y: the result of the forward pass.
+        dy: the gradient of y, of y's shape, dtype and layout; it is not read after the end of a sequence.
+        weights, network, hx, cx, lengths, compute, dropout: those of the forward pass; cx is read again, and for a
+            GRU y and hx are, too.
+        reserve: the reserve space of the forward pass in training. This pass changes it, and `RnnBwdWeightsRequest`
+            needs the changed one: run this pass first, and only once.
         dhy, dcy: the gradients of the last states; None for zeros.
-        out: dx, (steps, sequences, input_size), laid out like y; 0 behind the end of a sequence.
+        out: dx, (steps, sequences, input_size), with the layout of y; 0 after the end of a sequence.
         dhx, dcx: the gradients of the first states.
 
-    Gives back (dx, dhx), for an LSTM (dx, dhx, dcx), and changes the reserve space.
+    Returns (dx, dhx), for an LSTM (dx, dhx, dcx), and changes the reserve space.
     """
 
     op: ClassVar[str] = "rnn_bwd_data"
@@ -254,22 +257,22 @@ class RnnBwdDataRequest(RnnBase["tuple[Tensor, ...]"]):
 
     def outputs(self) -> dict[str, Output]:
         dtype = self.y.dtype
-        made = {"out": like(self.y.layout, (*self.y.shape[:2], self.network.input_size))}
-        made["dhx"] = dense(self.hidden_shape(), dtype)
+        outputs = {"out": like(self.y.layout, (*self.y.shape[:2], self.network.input_size))}
+        outputs["dhx"] = dense(self.hidden_shape(), dtype)
         if self.network.mode is RnnMode.LSTM:
-            made["dcx"] = dense(self.cell_shape(), dtype)
-        return made
+            outputs["dcx"] = dense(self.cell_shape(), dtype)
+        return outputs
 
 
 @dataclass(frozen=True, eq=False)
 class RnnBwdWeightsRequest(RnnBase["Tensor"]):
-    """The backward pass by the weights, after that by the data.
+    """The backward pass by the weights, run after that by the data.
 
     Attributes:
-        x, y: what the forward pass read and gave; they are read again, and so is hx.
-        reserve: as `RnnBwdDataRequest` left it.
+        x, y: the operand and the result of the forward pass; they are read again, and so is hx.
+        reserve: the reserve space as `RnnBwdDataRequest` left it.
         network, hx, lengths, compute, dropout: those of the forward pass.
-        out: the gradient of the weight space, of its size and x's dtype; `unpack_weights` gives it by name.
+        out: the gradient of the weight space, of its size and x's dtype; `unpack_weights` returns it by name.
     """
 
     op: ClassVar[str] = "rnn_bwd_weights"

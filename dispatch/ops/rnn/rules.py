@@ -1,6 +1,6 @@
-"""What a row of the recurrent networks asks of a request beyond its dtypes: layouts that cuDNN has names for.
+"""What a row of the recurrent networks requires of a request beyond its dtypes: layouts that cuDNN can describe.
 
-Each rule gives the reason in the words "needs …, has …", or "" where the request is fine.
+Each rule returns the reason for a refusal in the words "needs …, has …", or "" if it is met.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ SEQUENCES = {"rnn": ("x", "out"), "rnn_bwd_data": ("y", "dy", "out"), "rnn_bwd_w
 
 
 def dense_sequences(request: RnnBase) -> str:
-    """Sequences dense, all with the steps first in memory or all with the sequences first; the rest row-major."""
+    """Sequences are dense, all with the steps first in memory or all with the sequences first; others row-major."""
     names = SEQUENCES[request.op]
     ways = [steps_first(request.layout_of(name)) for name in names]
     if None in ways:
         return f"needs dense sequences, has {names[ways.index(None)]} {request.layout_of(names[ways.index(None)])}"
-    # One step, or one sequence, is in both orders at once.
+    # With one step, or one sequence, both orders are the same.
     both = all(1 in request.layout_of(name).shape[:2] for name in names)
     if len(set(ways)) > 1 and not both:
         return f"needs {' and '.join(names)} in one order, has {[request.layout_of(name).strides for name in names]}"
@@ -36,7 +36,7 @@ def dense_sequences(request: RnnBase) -> str:
 
 
 def bytes_by_16(request: RnnBase) -> str:
-    """The products are those of cuBLAS, which may load 16 bytes at once; no document says that it never does here."""
+    """Operands are aligned to 16 bytes, which cuBLAS may load at once; no document says that it never does here."""
     for name, tensor, _ in request.tensors():
         if tensor.layout.alignment < ALIGNED:
             return f"needs {name} at a multiple of {ALIGNED} bytes, has {tensor.layout.alignment}"

@@ -1,7 +1,7 @@
-"""The weight space: named weights packed into the one tensor that a network's requests take, and taken out again.
+"""The weight space: packs named weights into the one tensor that a network's requests take, and unpacks them.
 
-Where each matrix and bias lies is the library's affair: on a GPU `cudnnGetRNNWeightParams` is asked, on the host the
-matrices stand one behind another, then the biases. Copies go through the host.
+The order of the matrices and biases depends on the library: on a GPU, `cudnnGetRNNWeightParams` returns their offsets;
+on the host, all matrices come first, one after the other, then the biases. Copies go through the host.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["named_views", "pack", "pack_weights", "places", "unpack_weights", "w
 
 
 def weight_shapes(network: Network) -> dict[str, tuple[int, ...]]:
-    """The names and shapes of a network's weights, as torch has them: the blocks of a name are its gates."""
+    """The names and shapes of a network's weights as in torch: a tensor consists of one block of rows for each gate."""
     shapes: dict[str, tuple[int, ...]] = {}
     for part in network.parts():
         gates = 1 if part.name.startswith("weight_hr") else member(network.mode).gates
@@ -37,7 +37,7 @@ def weight_shapes(network: Network) -> dict[str, tuple[int, ...]]:
 
 
 def places(network: Network, dtype: Dtype, device: Device) -> Places:
-    """Where the parts of a weight space lie on a device."""
+    """The offsets of the parts of a weight space on a device."""
     if not device.is_host:
         from dispatch.ops.rnn import descriptors  # at first use: requests bind no library
 
@@ -58,8 +58,8 @@ def pack_weights(network: Network, named: Mapping[str, Any], device: Device, dty
     check_type("device", device, Device)
     shapes = weight_shapes(check_type("network", network, Network))
     if set(named) != set(shapes):
-        given = f"missing {sorted(set(shapes) - set(named))}, unknown {sorted(set(named) - set(shapes))}"
-        raise BadRequest("named", given, f"the weights {sorted(shapes)}")
+        difference = f"missing {sorted(set(shapes) - set(named))}, unknown {sorted(set(named) - set(shapes))}"
+        raise BadRequest("named", difference, f"the weights {sorted(shapes)}")
     arrays = {name: as_array(name, array) for name, array in named.items()}
     for name, array in arrays.items():
         if array.shape != shapes[name]:
@@ -70,7 +70,7 @@ def pack_weights(network: Network, named: Mapping[str, Any], device: Device, dty
 
 
 def pack(network: Network, named: Mapping[str, Array], where: Places, work: np.dtype[Any]) -> Array:
-    """Named weights, or their gradients, in their places of a weight space."""
+    """Pack named weights, or their gradients, at their offsets in a weight space."""
     space = np.zeros(network.weight_count, work)
     for part, (start, bias) in zip(network.parts(), where, strict=True):
         rows = slice(part.gate * part.rows, (part.gate + 1) * part.rows)
@@ -81,7 +81,7 @@ def pack(network: Network, named: Mapping[str, Array], where: Places, work: np.d
 
 
 def unpack_weights(network: Network, space: Tensor) -> dict[str, Array]:
-    """The weights, or their gradients, of a weight space by name, as NumPy arrays; waits for what writes it."""
+    """The weights, or their gradients, of a weight space by name, as NumPy arrays; waits for pending writes to it."""
     check_type("space", space, Tensor)
     if space.shape != (check_type("network", network, Network).weight_count,):
         raise BadRequest("space", str(space.layout), f"[{network.weight_count}], the weights of {network}")
@@ -89,7 +89,7 @@ def unpack_weights(network: Network, space: Tensor) -> dict[str, Array]:
 
 
 def named_views(network: Network, values: Array, where: Places) -> dict[str, Array]:
-    """Weights by name out of the numbers of a weight space."""
+    """Views of the weights by name in the elements of a weight space."""
     named = {name: np.empty(shape, values.dtype) for name, shape in weight_shapes(network).items()}
     for part, (start, bias) in zip(network.parts(), where, strict=True):
         rows = slice(part.gate * part.rows, (part.gate + 1) * part.rows)

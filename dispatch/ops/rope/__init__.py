@@ -1,7 +1,8 @@
 """Rotary position embedding of queries and keys in one kernel: `rope`.
 
-Carried out by a kernel of this library, which NVRTC compiles for the GPU at hand, or by NumPy. The rotation is that of
-https://arxiv.org/abs/2104.09864, with halves of a head for pairs as in Llama, or neighbours as in GPT-J.
+It runs on a kernel of this library, compiled by NVRTC for the GPU, or on NumPy. The rotation is that of
+https://arxiv.org/abs/2104.09864. A pair consists of elements of both halves of a head as in Llama, or of neighbours as
+in GPT-J.
 """
 
 from __future__ import annotations
@@ -37,21 +38,21 @@ ONE_STEP, EVEN = 3, 2
 
 @dataclass(frozen=True, eq=False)
 class RopeRequest(OperandRequest["tuple[Tensor, Tensor]"]):
-    """Queries and keys with their position: x · cos + (-x₂, x₁) · sin, where x₁ and x₂ are the halves of a head.
+    """The rotary embedding of q and k: x · cos + (-x₂, x₁) · sin, where x₁ and x₂ are the halves of a head.
 
-    It is computed in f32, f64 for f64, and rounded once. Gives back q_out and k_out.
+    It is computed in f32, f64 for f64, and rounded once. Returns q_out and k_out.
 
     Attributes:
         q: (batch, heads, tokens, width), of any strides: a transposed view of (batch, tokens, heads, width) as well as
             a slice of a fused projection. Extents may be 0.
-        k: as q, with a number of heads of its own.
-        cos, sin: (batch or 1, tokens, turned), in q's dtype or f32. `turned` is even and at most width: what of a head
-            lies behind it stays as it is.
+        k: as q, with its own number of heads.
+        cos, sin: (batch or 1, tokens, turned), in q's dtype or f32. `turned` is even and at most width: the elements of
+            a head after it are not changed.
         interleaved: x₁ and x₂ are the even and the odd elements, not the halves.
-        adjoint: multiply by the transpose of the rotation instead, which takes gradients of the outputs to those of
-            q and k.
-        q_out, k_out: of the shapes and the dtype of q and k; they may be q and k themselves. Left open, they lie in
-            memory as those do, densely.
+        adjoint: multiply by the transpose of the rotation instead, which computes the gradients of q and k from those
+            of the outputs.
+        q_out, k_out: of the shapes and the dtype of q and k; they may be q and k themselves. None allocates dense ones
+            with the order of their axes in memory.
     """
 
     op: ClassVar[str] = "rope"
@@ -72,7 +73,7 @@ class RopeRequest(OperandRequest["tuple[Tensor, Tensor]"]):
         return {"q_out": like(self.q.layout), "k_out": like(self.k.layout)}
 
     def check_fields(self) -> None:
-        """Shapes and dtypes that fit each other."""
+        """Check that shapes and dtypes fit each other."""
         q, k, cos = self.q, self.k, self.cos
         if q.ndim != AXES:
             raise BadRequest("q", str(q.layout), "four axes: batch, heads, tokens, width")
@@ -90,7 +91,7 @@ class RopeRequest(OperandRequest["tuple[Tensor, Tensor]"]):
         same_as("sin", self.sin, "cos", cos)
 
 
-# -- what is right, in NumPy ------------------------------------------------------------------------------------------
+# -- in NumPy: for the host's rows in their own precision, and as the reference in f64 --------------------------------
 def evaluate(request: RopeRequest, work: np.dtype[Any]) -> Results:
     """The outputs by name, computed in a working dtype."""
     cos, sin = (values(tensor, work)[:, None] for tensor in (request.cos, request.sin))
@@ -111,15 +112,15 @@ def evaluate(request: RopeRequest, work: np.dtype[Any]) -> Results:
 
 
 def pairs(turned: int, interleaved: bool) -> tuple[slice, slice]:
-    """Where the first and where the second element of each pair is."""
+    """The slices of the first and of the second elements of all pairs."""
     if interleaved:
         return slice(0, turned, 2), slice(1, turned, 2)
     return slice(0, turned // 2), slice(turned // 2, turned)
 
 
 # -- the kernel -------------------------------------------------------------------------------------------------------
-# A thread has VECTOR pairs of one head, or VECTOR elements of what lies behind them. Threads count through a head's
-# pairs first and its neighbours of the same token next, which read the same cos and sin.
+# A thread has VECTOR pairs of one head, or VECTOR of the elements that are not rotated. Consecutive threads have the
+# pairs of a head, then those of the next head of the same token, which read the same cos and sin.
 KERNEL = r"""
 extern "C" __global__ void rope(
     const Number* q, const Number* k, const Factor* cos, const Factor* sin, Number* q_out, Number* k_out, Work w)
@@ -175,12 +176,12 @@ struct Work {
 """
 SOURCE = NUMBERS + TYPES + VECTORS + KERNEL
 THREADS = 256
-SMALL = 1 << 30  # threads that 32 bits count, those of the last block that have nothing to do included
+SMALL = 1 << 30  # the most threads for 32-bit indices, including idle threads of the last block
 OPERANDS = ("q", "k", "cos", "sin", "q_out", "k_out")
 
 
 class Work(ctypes.Structure):
-    """The kernel's struct of the same name; the steps of its operands in order, each for four axes."""
+    """The kernel's struct of the same name; the strides of its operands in order, four for each."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("batch", "q_heads", "k_heads", "tokens", "width", "turned")),
@@ -216,15 +217,15 @@ def _kernel(dtype: Dtype, factor: Dtype, vector: int, interleaved: bool, adjoint
 
 
 def launch(request: RopeRequest) -> Launch:
-    """A thread for each vector of pairs, and of what lies behind them."""
+    """One thread for each vector of pairs, and of elements that are not rotated."""
     batch, heads, tokens, width = request.q.shape
     numbers = (batch, heads, request.k.shape[1], tokens, width, request.cos.shape[-1])
-    steps = [step for name in OPERANDS for step in _steps(request.layout_of(name))]
-    return Launch((-(-threads_of(request) // THREADS),), (THREADS,), (Work(*numbers, tuple(steps)),))
+    strides = [step for name in OPERANDS for step in _steps(request.layout_of(name))]
+    return Launch((-(-threads_of(request) // THREADS),), (THREADS,), (Work(*numbers, tuple(strides)),))
 
 
 def _steps(layout: Layout) -> tuple[int, ...]:
-    """Strides by batch, head, token and element; cos and sin of one batch are those of all."""
+    """Strides of batch, head, token and element; 0 for a batch axis that all batches share."""
     if len(layout.shape) == AXES:
         return tuple(layout.strides)
     batch, token, width = layout.strides
@@ -232,7 +233,7 @@ def _steps(layout: Layout) -> tuple[int, ...]:
 
 
 def threads_of(request: RopeRequest) -> int:
-    """How many threads have something to do."""
+    """The number of threads with work."""
     batch, heads, tokens, width = request.q.shape
     turned = request.cos.shape[-1]
     units = (turned // 2 + width - turned) // vector_of(request)
@@ -240,14 +241,14 @@ def threads_of(request: RopeRequest) -> int:
 
 
 def vector_of(request: RopeRequest) -> int:
-    """How many elements are read at once: 16 bytes of q where all lie so, else one."""
+    """The number of elements per load: 16 bytes of q if all layouts allow it, else one."""
     count = 16 // request.q.dtype.itemsize
     turned, width = request.cos.shape[-1], request.q.shape[-1]
     even = turned // 2 % count == 0 and (width - turned) % count == 0
     return count if even and all(fits_vectors(request.layout_of(n), count) for n in OPERANDS) else 1
 
 
-# -- what users call --------------------------------------------------------------------------------------------------
+# -- the public function ----------------------------------------------------------------------------------------------
 reference = exactly(evaluate)
 numpy_rope = numpy_call(evaluate)
 rope = request_function(RopeRequest, "rope")

@@ -1,4 +1,4 @@
-"""The cases of the rows of rotary embedding, how far a result may be off, and wrong results that each must reject."""
+"""The test cases of the rows of rotary embedding, the allowed errors, and the wrong results to reject."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["MUTATIONS", "cases"]
 
 IN_ORDER, BY_TOKEN, ACROSS = (0, 1, 2, 3), (0, 2, 1, 3), (0, 1, 3, 2)
-# Name, batch, heads of q and of k, tokens, width, how much of it turns, order of axes in memory, gap, in place.
+# Name, batch, heads of q and of k, tokens, width, how much of it is rotated, order of axes in memory, gap, in place.
 # fmt: off
 FORMS: tuple[Any, ...] = (
     ("primes",          3, 5, 1, 7, 14, 14,    IN_ORDER, 0, False),
@@ -44,7 +44,7 @@ FORMS: tuple[Any, ...] = (
 
 
 class Choice(NamedTuple):
-    """What is otherwise from case to case."""
+    """Options that vary between cases."""
 
     interleaved: bool
     adjoint: bool
@@ -56,7 +56,7 @@ CHOICES = [Choice(*(bool(number >> bit & 1) for bit in range(4))) for number in 
 
 
 def check(form: Any, dtype: Dtype, choice: Choice, name: str, device: Device, rng: np.random.Generator) -> Check:
-    """A case with fresh operands; cos and sin are any numbers, no two of which say each other."""
+    """A case with fresh operands; cos and sin are independent random numbers."""
     _, batch, q_heads, k_heads, tokens, width, turned, order, gap, in_place = form
     factor, angles = F32 if choice.wide else dtype, (1 if choice.shared else batch, tokens, turned)
     lay = partial(place, device, order=order, gap=gap)
@@ -71,20 +71,20 @@ def check(form: Any, dtype: Dtype, choice: Choice, name: str, device: Device, rn
 
 
 def bounds(request: RopeRequest, expected: Results) -> Results:
-    """How far an output may be off: two products and their sum, each rounded once, in this and in the reference."""
+    """The allowed error: two products and their sum, each rounded once, in the result and in the reference."""
     cos, sin = (np.abs(np.asarray(tensor).astype(np.float64))[:, None] for tensor in (request.cos, request.sin))
     dtype, turned, allowed = request.q.dtype, request.cos.shape[-1], {}
     for name, operand in (("q_out", request.q), ("k_out", request.k)):
         x = np.abs(np.asarray(operand).astype(np.float64))
         size, head = np.zeros(x.shape), x[..., :turned]
-        if x.size and turned:  # an element meets two of the head: none is larger than the largest
+        if x.size and turned:  # each result combines two elements of a head, none above the largest
             size[..., :turned] = (cos + sin.max(-1, keepdims=True)) * head.max(-1, keepdims=True)
         allowed[name] = rounded(4 * unit(dtype) * size, expected[name], dtype)
     return allowed
 
 
 def cases(row: Row) -> list[MadeCase]:
-    """Every form in turn with the choices, and the plain ones with all of them."""
+    """Every form, with alternating choices, and the plain forms with all of them."""
     dtype = row.dtypes[0]
     return [
         MadeCase(f"{dtype}-{form[0]}-{CHOICES.index(choice)}", partial(check, form, dtype, choice), form[0])
@@ -93,11 +93,11 @@ def cases(row: Row) -> list[MadeCase]:
 
 
 # -- wrong results that every case must reject: see `dispatch/testing/mutations.py` --------------------
-FEW = 16  # elements, none of which need be where the two differ
+FEW = 16  # elements: with fewer, the two results may agree
 
 
 def swapped(request: RopeRequest) -> Results | None:
-    """cos where sin should be."""
+    """cos and sin exchanged."""
     if request.q.size < FEW or not request.cos.size:
         return None
     return evaluate(request.replace(cos=request.sin, sin=request.cos), np.dtype(np.float64))

@@ -1,8 +1,8 @@
 """Scaled dot product attention and its gradient: `sdpa_fwd` and `sdpa_bwd`, fused by cuDNN.
 
-`SdpaFwdRequest` and `SdpaBwdRequest` are the requests; `cudnn_sdpa` and `numpy_sdpa` carry them out, `reference` says
-what is right, `cases` what is tested. The files: base and request (what may be asked), packed (sequences without
-padding), graph, cudnn, reference, rules (for the table), cases (what is tested).
+`SdpaFwdRequest` and `SdpaBwdRequest` are the requests; `cudnn_sdpa` and `numpy_sdpa` make their plans, `reference`
+computes the expected results, `cases` has the test cases. The files: base and request (fields and checks), packed
+(sequences without padding), graph, cudnn, reference, rules (for the table), cases.
 """
 
 from __future__ import annotations

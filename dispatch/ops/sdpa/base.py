@@ -1,6 +1,7 @@
-"""What the requests of attention share: Q, K and V, packed or not, what is done to the scores, and the checks of them.
+"""The fields and checks that the requests of attention share: Q, K and V, packed or not, and changes to the scores.
 
-`request.py` derives the two requests from it. Making one validates it; this file calls nothing.
+`request.py` derives the two requests from SdpaRequest. A request is validated when it is made. This file calls no
+library.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ if TYPE_CHECKING:
 __all__ = ["OFFSETS", "RAGGED", "Diagonal", "SdpaRequest"]
 
 Shape = tuple[int, ...]
-# Packed sequences: the offsets of an operand by its name.
+# Packed sequences: the field with the offsets of each operand.
 OFFSETS = ("ragged_q", "ragged_k", "ragged_v", "ragged_o")
 RAGGED = dict(zip("qkvo", OFFSETS, strict=True))
-# What lies as another operand does, and so has its offsets.
+# Results and gradients with the same layout as an operand share its offsets.
 RAGGED |= {"out": "ragged_o", "do": "ragged_o", "dq": "ragged_q", "dk": "ragged_k", "dv": "ragged_v"}
 
 
 class Diagonal(Choice):
-    """Which corner of the scores the diagonal of a mask starts from; they differ where Sq and Skv do."""
+    """The corner of the scores in which the diagonal of a mask starts; it matters if Sq and Skv differ."""
 
     TOP_LEFT = 0
     BOTTOM_RIGHT = 1
@@ -39,34 +40,35 @@ class Diagonal(Choice):
 
 @dataclass(frozen=True, eq=False)
 class SdpaRequest(OperandRequest[R_co]):
-    """What forward and backward have in common: Q, K, V, and what is done to the scores before the softmax.
+    """The fields that forward and backward share: Q, K, V, and the changes to the scores before the softmax.
 
     Packed sequences: q (tokens, Hq, D), k (tokens, Hk, D), v (tokens, Hv, Dv) and O (tokens, Hq, Dv) hold the tokens of
-    all sequences; their first two axes have any strides, so that they may be views of one (tokens, 3, H, D). Sequence b
-    of an operand is its `seq_len_…[b]` tokens from element `ragged_…[b]` on: offsets in elements from the operand's
-    first one, i32 or i64 (B + 1,), each a multiple of the token's stride, the last one the end. The longest sequences
-    have at most `max_q` queries and `max_kv` keys, which are not above the numbers of tokens of q and of k. An O that
-    is left out is dense, so that `ragged_o` counts in steps of Hq · Dv elements, other ones than `ragged_q` where q is
-    a view of (tokens, 3, H, D): there a token of q is 3 · H · D elements from the next. A gradient has the strides and
-    the offsets of its operand. What lies between sequences does not matter; in results it may be anything, and so may
-    statistics behind a sequence's end. `ragged_offsets` makes offsets from lengths.
+    all sequences. Their first two axes have any strides, so they may be views of one (tokens, 3, H, D). Sequence b of
+    an operand consists of `seq_len_…[b]` tokens from element `ragged_…[b]` on. Offsets are i32 or i64 (B + 1,), in
+    elements from the operand's first one. Each is a multiple of the token's stride, and the last one is the end. The
+    longest sequences have at most `max_q` queries and `max_kv` keys, which do not exceed the numbers of tokens of q and
+    of k. An O that is left out is dense, so `ragged_o` contains multiples of Hq · Dv elements. It differs from
+    `ragged_q` if q is a view of (tokens, 3, H, D), because the tokens of q are 3 · H · D elements apart then. A
+    gradient has the strides and the offsets of its operand. Memory between sequences is ignored in operands and
+    undefined in results, and so are statistics after a sequence's end. `ragged_offsets` computes offsets from lengths.
 
-    Padded sequences: what lies behind a sequence's end (`seq_len_…`) does not matter, NaN neither; results are 0 there,
-    and statistics -∞, as for a query that sees no key. That is so from sm_90 on and on the host; engines of older GPUs
-    let NaN and infinities of V behind an end into O, and those of all operands into gradients. Lengths, offsets and
-    tables lie on the device, where nobody can check them before: lengths are from 0 to the longest. The host refuses
-    others with BadRequest.
+    Padded sequences: memory after a sequence's end (`seq_len_…`) is ignored, even if it is NaN. Results are 0 there,
+    and statistics -∞, as for a query that attends to no key. This holds from sm_90 on and on the host. Engines for
+    older GPUs propagate NaN and infinities of V after an end to O, and those of all operands to gradients. Lengths,
+    offsets and tables are on the device, so they cannot be checked in advance: lengths are from 0 to the longest. The
+    host refuses others with BadRequest.
 
     Attributes:
-        scale: what the scores are multiplied with, above 0; None for 1/√D.
-        left_bound, right_bound, diagonal: which keys a query sees: with r = 0 for TOP_LEFT and r = Skv - Sq for
-            BOTTOM_RIGHT, query i sees key j where j <= i + r + right_bound and j > i + r - left_bound. right_bound 0 is
-            causal, left_bound is the width of a sliding window. cuDNN refuses more queries than keys with left_bound or
-            BOTTOM_RIGHT, unless lengths are given, and BOTTOM_RIGHT with a bias or with dropout.
-        dropout: the probability of a weight to be dropped; the others are divided by 1 - dropout.
+        scale: the factor of the scores, above 0; None for 1/√D.
+        left_bound, right_bound, diagonal: which keys a query attends to: with r = 0 for TOP_LEFT and r = Skv - Sq
+            for BOTTOM_RIGHT, query i attends to key j if j <= i + r + right_bound and j > i + r - left_bound.
+            right_bound 0 is causal, left_bound is the width of a sliding window. cuDNN refuses more queries than
+            keys with left_bound or BOTTOM_RIGHT, unless lengths are given, and BOTTOM_RIGHT with a bias or with
+            dropout.
+        dropout: the probability that a weight is dropped; the others are divided by 1 - dropout.
         ragged_q, ragged_k, ragged_v, ragged_o, max_q, max_kv: for packed sequences; Sq and Skv are then max_q and
             max_kv, in the bias and the statistics, too.
-        workspace: the most bytes an engine may use; None leaves it to the library, up to 1 GiB.
+        workspace: the most bytes an engine may use; None allows any size up to 1 GiB.
         autotune: time cuDNN's candidates once, keep the fastest, and remember it on disk.
     """
 
@@ -96,17 +98,17 @@ class SdpaRequest(OperandRequest[R_co]):
 
     @property
     def dtypes(self) -> tuple[Dtype | None, ...]:
-        """Of Q, K and the result, and of the bias."""
+        """The dtypes of Q, K, the result and the bias."""
         return (self.q.dtype, self.k.dtype, self.q.dtype, None if self.bias is None else self.bias.dtype)
 
     @property
     def factor(self) -> float:
-        """What the scores are multiplied with: `scale`, or 1/√D."""
+        """The factor of the scores: `scale`, or 1/√D."""
         return 1 / math.sqrt(self.q.shape[-1]) if self.scale is None else float(self.scale)
 
     @property
     def padded(self) -> bool:
-        """Whether the sequences of the batch have lengths of their own."""
+        """Whether the sequences of the batch have individual lengths."""
         return self.seq_len_q is not None
 
     @property
@@ -115,7 +117,7 @@ class SdpaRequest(OperandRequest[R_co]):
 
     @property
     def packed(self) -> bool:
-        """Whether the sequences lie one behind the other, found by offsets."""
+        """Whether the sequences are stored without padding, and located by offsets."""
         return self.ragged_q is not None
 
     def extents(self, name: str) -> Shape:
@@ -135,7 +137,7 @@ class SdpaRequest(OperandRequest[R_co]):
 
     @property
     def pages(self) -> Tensor | None:
-        """The table of the pages of K, where K and V are kept in pages."""
+        """The page table of K, if K and V are stored in pages."""
         return None
 
     # -- checks ---------------------------------------------------------------------------------------------------
@@ -161,13 +163,13 @@ class SdpaRequest(OperandRequest[R_co]):
         self._check_ragged()
 
     def _check_ragged(self) -> None:
-        """Offsets of all four or of none, and with them the longest lengths; no pages."""
+        """Check that all four offsets are given or none, with offsets also the longest lengths and no pages."""
         for name in OFFSETS:
             tensor: Tensor | None = getattr(self, name)
             first = self.ragged_q
             if (tensor is None) != (first is None):
-                given = "nothing" if tensor is None else str(tensor.layout)
-                raise BadRequest(name, given, "offsets of all, or of none")
+                layout_text = "nothing" if tensor is None else str(tensor.layout)
+                raise BadRequest(name, layout_text, "offsets of all, or of none")
             if tensor is None or first is None:
                 continue
             if tensor.ndim != 1 or tensor.size < 2 or tensor.shape != first.shape or not tensor.layout.is_contiguous:
@@ -190,8 +192,8 @@ class SdpaRequest(OperandRequest[R_co]):
             tensor: Tensor | None = getattr(self, name)
             if tensor is None or not tensor.ndim:  # an output of another shape is refused later
                 continue
-            steps = list(zip(tensor.layout.strides, tensor.shape, strict=True))
-            if (tensor.shape[-1] > 1 and steps[-1][0] != 1) or any(s < 1 and e > 1 for s, e in steps):
+            axes = list(zip(tensor.layout.strides, tensor.shape, strict=True))
+            if (tensor.shape[-1] > 1 and axes[-1][0] != 1) or any(s < 1 and e > 1 for s, e in axes):
                 hint = "copy it: dev.array(x)"
                 raise BadRequest(name, str(tensor.layout), "a dense last axis, and steps forward", hint)
 
@@ -216,11 +218,11 @@ class SdpaRequest(OperandRequest[R_co]):
         self._check_single(("seed", "offset"), I64, self.dropout > 0, "none without dropout")
 
     def _check_single(self, names: tuple[str, ...], dtype: Dtype, wanted: bool, otherwise: str) -> None:
-        """Tensors of one element where they are wanted, and none where not."""
+        """Check that tensors of one element are given if they are wanted, and none otherwise."""
         for name in names:
             tensor: Tensor | None = getattr(self, name)
             if (tensor is not None) != wanted:
-                given = "nothing" if tensor is None else str(tensor.layout)
-                raise BadRequest(name, given, f"an {dtype} tensor of one element" if wanted else otherwise)
+                layout_text = "nothing" if tensor is None else str(tensor.layout)
+                raise BadRequest(name, layout_text, f"an {dtype} tensor of one element" if wanted else otherwise)
             if tensor is not None and (tensor.size != 1 or tensor.ndim > 1 or tensor.dtype is not dtype):
                 raise BadRequest(name, str(tensor.layout), f"an {dtype} tensor of one element")

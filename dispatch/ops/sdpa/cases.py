@@ -1,7 +1,7 @@
-"""The cases that the attention rows are tried with, and how far a result may be from the float64 reference.
+"""The test cases of the attention rows, and the allowed errors relative to the float64 reference.
 
 Tests parametrize over `cases(row)` and run `case.check(device, rng)`. The bounds are derived below, not tuned to what a
-library happens to give.
+library happens to return.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CAUSAL, WINDOW = {"right_bound": 0}, {"left_bound": 17}
 SBHD = (2, 0, 1, 3)  # orders of the axes in memory
 BSHD = (0, 2, 1, 3)
 HEADS = (0, 1, 2, 3)
-BACK = ("descale_s", "descale_v")  # what the rounding of fp8 weights is multiplied with
+BACK = ("descale_s", "descale_v")  # the factors of the rounding errors of fp8 weights
 SCALES = {"descale_q": 0.5, "descale_k": 0.75, "descale_v": 1.5, "scale_s": 256, "descale_s": 1 / 256, "scale_o": 16}
 EXP2 = 2.0**-20  # ex2.approx and the scaling of its argument, relative, for arguments of magnitude 1
 
@@ -46,8 +46,9 @@ EXP2 = 2.0**-20  # ex2.approx and the scaling of its argument, relative, for arg
 class Form:
     """Sizes, order in memory and masks.
 
-    `bias` is its shape's first two extents; `lengths` draws those of each sequence. `packed` sequences lie "apart",
-    with tokens between them that nobody reads, or "together", Q, K and V as views of one (tokens, 3, heads, head).
+    `bias` is the first two extents of its shape; `lengths` draws the length of each sequence. `packed` sequences are
+    stored "apart", with unused tokens between them, or "together", with Q, K and V as views of one (tokens, 3, heads,
+    head).
     """
 
     name: str
@@ -62,7 +63,7 @@ class Form:
     masks: dict[str, Any] = field(default_factory=dict)
     bias: tuple[int, int] | None = None
     lengths: bool = False
-    page: int = 0  # the length of a page, where K and V are kept in pages
+    page: int = 0  # the length of a page, if K and V are stored in pages
     packed: str = ""
 
 
@@ -112,7 +113,7 @@ FORMS = (
     Form("bottom, fewer keys",  2, 4, 4, 96, 64, 64, masks={**CAUSAL, **BOTTOM}),
 )
 # fmt: on
-# Of fp8 each element says so little that an output has to have more of them to show what is 1% off in all.
+# fp8 elements are so imprecise that an output needs more of them to reveal an error of 1% in all.
 FP8_LARGER: dict[str, dict[str, Any]] = {
     "one query": {"h": 24, "hk": 24},
     "causal bias": {"b": 4},
@@ -122,7 +123,7 @@ FP8_LARGER: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class SdpaCase(FormCase):
-    """One request, by all that is chosen about it but the numbers in it."""
+    """One request, described by everything except the numbers in its operands."""
 
     op: str
     form: Form
@@ -156,51 +157,53 @@ class SdpaCase(FormCase):
         if form.page:
             pages = form.skv // form.page
             for name in "kv":
-                shapes[name] = (form.b * pages + 3, form.hk, form.page, form.d)  # three that nobody has
+                shapes[name] = (form.b * pages + 3, form.hk, form.page, form.d)  # three that no sequence has
                 table = rng.permutation(form.b * pages + 3)[: form.b * pages].astype(np.int32)
                 tables[f"page_table_{name}"] = device.array(table.reshape(form.b, pages))
-        given: dict[str, Any] = {}
+        operands: dict[str, Any] = {}
         if form.lengths:
             for name, most in (("seq_len_q", form.sq), ("seq_len_kv", form.skv)):
-                given[name] = device.array(self._lengths(rng, name, most))
+                operands[name] = device.array(self._lengths(rng, name, most))
         if form.packed:
-            given |= self._packed(device, rng, given)
+            operands |= self._packed(device, rng, operands)
         else:
             drawn = {name: normal(rng, self.dtype, shape) for name, shape in shapes.items()}
-            given |= {name: place(device, values, form.order).view for name, values in drawn.items()}
+            operands |= {name: place(device, values, form.order).view for name, values in drawn.items()}
         if self.dtype.is_fp8:
             tables = {name: device.array(np.array([value], np.float32)) for name, value in SCALES.items()}
         if form.bias is not None:
-            given["bias"] = device.array(normal(rng, self.dtype, (*form.bias, form.sq, form.skv)))
+            operands["bias"] = device.array(normal(rng, self.dtype, (*form.bias, form.sq, form.skv)))
         choices = dict(self.choices) if self.op == "sdpa_fwd" else {}
-        return SdpaFwdRequest(**given, **tables, **form.masks, **choices)
+        return SdpaFwdRequest(**operands, **tables, **form.masks, **choices)
 
     def _packed(self, device: Device, rng: np.random.Generator, lengths: dict[str, Any]) -> dict[str, Any]:
-        """Packed operands with their offsets; where Q, K and V lie together they are of the same lengths."""
+        """Packed operands with their offsets; if Q, K and V are stored together, they have the same lengths."""
         form = self.form
         heads = {"q": form.h, "k": form.hk, "v": form.hk, "o": form.h}
-        given: dict[str, Any] = {"max_q": form.sq, "max_kv": form.skv}
+        operands: dict[str, Any] = {"max_q": form.sq, "max_kv": form.skv}
         if form.packed == "together":
-            given["seq_len_kv"] = lengths["seq_len_q"]
+            operands["seq_len_kv"] = lengths["seq_len_q"]
             counts = lengths["seq_len_q"].numpy().tolist()
-            whole = device.array(normal(rng, self.dtype, (sum(counts), 3, form.h, form.d)))
-            given |= {name: whole[:, number] for number, name in enumerate("qkv")}
-            of_out = ragged_offsets(counts, device.empty(given["q"].shape, self.dtype))
+            memory = device.array(normal(rng, self.dtype, (sum(counts), 3, form.h, form.d)))
+            operands |= {name: memory[:, number] for number, name in enumerate("qkv")}
+            of_out = ragged_offsets(counts, device.empty(operands["q"].shape, self.dtype))
             return (
-                given | {f"ragged_{name}": ragged_offsets(counts, given["q"]) for name in "qkv"} | {"ragged_o": of_out}
+                operands
+                | {f"ragged_{name}": ragged_offsets(counts, operands["q"]) for name in "qkv"}
+                | {"ragged_o": of_out}
             )
         between = rng.integers(0, 4, form.b)
         for name, count in heads.items():
             counts = (lengths["seq_len_kv" if name in "kv" else "seq_len_q"].numpy() + between).tolist()
             width = form.dv or form.d if name in "vo" else form.d
             tensor = device.array(normal(rng, self.dtype, (sum(counts), count, width)))
-            given[f"ragged_{name}"] = ragged_offsets(counts, tensor)
+            operands[f"ragged_{name}"] = ragged_offsets(counts, tensor)
             if name != "o":
-                given[name] = tensor
-        return given
+                operands[name] = tensor
+        return operands
 
     def _lengths(self, rng: np.random.Generator, name: str, most: int) -> Array:
-        """One full sequence, the others shorter; with the diagonal at the end every query has a key."""
+        """One full sequence, the others shorter; with the diagonal at the bottom right every query has a key."""
         bottom = self.form.masks.get("diagonal") is Diagonal.BOTTOM_RIGHT
         low, high = (1, max(most // 2, 1)) if name == "seq_len_q" else (most // 2 if bottom else 1, most)
         drawn = rng.integers(low, high + 1, self.form.b).astype(np.int32)
@@ -208,64 +211,64 @@ class SdpaCase(FormCase):
         return drawn
 
     def _backward(self, device: Device, rng: np.random.Generator, forward: SdpaFwdRequest) -> SdpaBwdRequest:
-        made = evaluate(forward, EXACT)
+        forward_results = evaluate(forward, EXACT)
         stats = weights_of(forward, EXACT).stats
         order = None if self.form.packed else self.form.order
-        o = place(device, made["out"].astype(self.dtype.numpy), order).view
-        do = place(device, normal(rng, self.dtype, made["out"].shape), order).view
+        o = place(device, forward_results["out"].astype(self.dtype.numpy), order).view
+        do = place(device, normal(rng, self.dtype, forward_results["out"].shape), order).view
         shared = ("q", "k", "v", "bias", "seq_len_q", "seq_len_kv", *OFFSETS, "max_q", "max_kv")
-        given: dict[str, Any] = {name: getattr(forward, name) for name in shared}
+        operands: dict[str, Any] = {name: getattr(forward, name) for name in shared}
         logarithms = device.array(np.where(np.isfinite(stats), stats, 0).astype(np.float32))
-        return SdpaBwdRequest(o=o, do=do, stats=logarithms, **given, **self.form.masks, **dict(self.choices))
+        return SdpaBwdRequest(o=o, do=do, stats=logarithms, **operands, **self.form.masks, **dict(self.choices))
 
 
 def _strided(device: Device, values: Array, strides: tuple[int, ...]) -> GuardedBuffer:
-    """Values on a device with these strides of packed sequences, in memory without anything beside them."""
+    """Values on a device with these strides of packed sequences, without guard elements around them."""
     tokens, heads, width = values.shape
     before = poison(Dtype.of(values.dtype), (tokens, strides[0] // (heads * width), heads, width))
-    whole = device.array(before)
-    return GuardedBuffer(whole[:, 0], whole, before, (slice(None), 0))
+    memory = device.array(before)
+    return GuardedBuffer(memory[:, 0], memory, before, (slice(None), 0))
 
 
 def bounds_of(request: SdpaRequest, expected: Results) -> Results:
-    """How far each output may be off, element by element.
+    """The allowed error of each output, element by element.
 
-    A score is a sum of D products and within e = (8 + 4 √D) · u · scale · |Q| · |K| of the exact one; its power is then
-    off by e of itself, and by the GPU's ex2 by EXP2 · (1 + |score|) more. Weights are rounded to the operands' dtype
-    (unit roundoff w, half a step of its subnormals tiny) before they meet V, and so is the inner gradient before it
-    meets Q and K. Errors of sums of n grow like √n.
+    A score is a sum of D products and within e = (8 + 4 √D) · u · scale · |Q| · |K| of the exact one. Its exponential
+    then has the relative error e, plus EXP2 · (1 + |score|) from the GPU's ex2. Weights are rounded to the operands'
+    dtype (unit roundoff w, half a step of its subnormals tiny) before they are multiplied by V, and so is the inner
+    gradient before it is multiplied by Q and K. Errors of sums of n terms grow like √n.
     """
     work = EXACT
     (w, tiny), u = ROUNDOFF[request.q.dtype], unit(request.q.dtype)
     heads, d = request.scores[1], request.q.shape[-1]
     q, k, v = (np.abs(sequences(request, name, work)) for name in "qkv")
     k, v = per_head(k, heads), per_head(v, heads)
-    fp8 = 4 * FP8_SUMS if request.q.dtype.is_fp8 else 0.0  # tensor cores sum in groups, with that of each one's largest
+    fp8 = 4 * FP8_SUMS if request.q.dtype.is_fp8 else 0.0  # the error per group of a sum, times its largest product
     sizes = (q @ np.swapaxes(k, -1, -2)) * abs(request.factor) * factor(request, "descale_q", "descale_k")
     stats = values(request.stats, work) if isinstance(request, SdpaBwdRequest) else None
-    found = weights_of(request, work, stats)
-    seen = np.isfinite(found.scores)
-    off = ((8 + 4 * np.sqrt(d)) * u + fp8) * sizes + EXP2 * (1 + np.where(seen, np.abs(found.scores), 0))
+    exact = weights_of(request, work, stats)
+    is_visible = np.isfinite(exact.scores)
+    off = ((8 + 4 * np.sqrt(d)) * u + fp8) * sizes + EXP2 * (1 + np.where(is_visible, np.abs(exact.scores), 0))
     if request.bias is not None:
         off = off + 4 * u * np.abs(values(request.bias, work))
-    worst = np.where(seen, off, 0).max(axis=-1, keepdims=True)
-    spread = 2 * worst + (4 + np.sqrt(found.scores.shape[-1])) * u + w + fp8
+    worst = np.where(is_visible, off, 0).max(axis=-1, keepdims=True)
+    spread = 2 * worst + (4 + np.sqrt(exact.scores.shape[-1])) * u + w + fp8
     if isinstance(request, SdpaBwdRequest):
-        return _backward_bounds(request, expected, found.weights, spread, (q, k, v))
+        return _backward_bounds(request, expected, exact.weights, spread, (q, k, v))
     between = factor(request, "scale_s", "descale_s", "descale_v")
-    error = spread * (found.weights @ v)
-    if request.q.dtype.is_fp8:  # weights of 4 bits are each rounded by chance: six times 0.4 of the roundoff of each
-        chance = 2.5 * np.sqrt(found.weights**2 @ v**2)
-        error = (spread - w) * (found.weights @ v) + w * np.minimum(found.weights @ v, chance)
+    error = spread * (exact.weights @ v)
+    if request.q.dtype.is_fp8:  # 4-bit weights have independent roundings: 6 · 0.4 of the roundoff
+        chance = 2.5 * np.sqrt(exact.weights**2 @ v**2)
+        error = (spread - w) * (exact.weights @ v) + w * np.minimum(exact.weights @ v, chance)
     error = error * between + tiny * v.sum(axis=-2, keepdims=True) * factor(request, *BACK)
     scaled = packed(request, "out", error * factor(request, "scale_o"), np.inf)
     allowed = {"out": rounded(scaled, expected["out"], request.q.dtype)}
     if "amax_s" in expected:
-        allowed["amax_s"], allowed["amax_o"] = (spread * found.weights).max().reshape(1), error.max().reshape(1)
+        allowed["amax_s"], allowed["amax_o"] = (spread * exact.weights).max().reshape(1), error.max().reshape(1)
     if "stats_out" in expected:
         logarithms = np.where(np.isfinite(expected["stats_out"]), np.abs(expected["stats_out"]), 0)
         allowed["stats_out"] = rounded(worst + EXP2 * (1 + logarithms) + spread - w, logarithms, F32)
-        if request.packed:  # behind the end of a sequence they may be anything
+        if request.packed:  # after the end of a sequence they are undefined
             allowed["stats_out"] = np.where(np.isfinite(expected["stats_out"]), allowed["stats_out"], np.inf)
     return allowed
 
@@ -275,30 +278,33 @@ def _backward_bounds(
 ) -> Results:
     q, k, v = sizes
     (w, tiny), u = ROUNDOFF[request.q.dtype], unit(request.q.dtype)
-    given = {name: sequences(request, name, EXACT) for name in ("do", "o", "v")}
-    do, o = np.abs(given["do"]), np.abs(given["o"])
+    operands = {name: sequences(request, name, EXACT) for name in ("do", "o", "v")}
+    do, o = np.abs(operands["do"]), np.abs(operands["o"])
     growth = (8 + 4 * np.sqrt(request.v.shape[-1])) * u
     products, deltas = do @ np.swapaxes(v, -1, -2), (do * o).sum(axis=-1, keepdims=True)
-    signed = given["do"] @ np.swapaxes(per_head(given["v"], q.shape[1]), -1, -2)
-    inner = np.abs(signed - (given["do"] * given["o"]).sum(axis=-1, keepdims=True))
+    signed = operands["do"] @ np.swapaxes(per_head(operands["v"], q.shape[1]), -1, -2)
+    inner = np.abs(signed - (operands["do"] * operands["o"]).sum(axis=-1, keepdims=True))
     off = weights * ((spread + 4 * u) * inner + growth * (products + deltas))
     if request.bias_gradient or request.deterministic:  # these engines keep dO · Vᵀ in memory, in the operands' dtype
         off = off + weights * (w * np.abs(signed) + tiny)
     scaled = abs(request.factor) * (off + w * weights * inner) + tiny
     lengths = (8 + 4 * np.sqrt(max(q.shape[2], k.shape[2]))) * u + w  # of the sums, and of heads before they are added
-    whole = abs(request.factor) * weights * inner
-    turned = np.swapaxes(weights, -1, -2)
+    scaled_inner = abs(request.factor) * weights * inner
+    transposed_weights = np.swapaxes(weights, -1, -2)
     errors = {
-        "dq": scaled @ k + lengths * (whole @ k),
-        "dk": summed(np.swapaxes(scaled + lengths * whole, -1, -2) @ q, request.k.shape[1]),
-        "dv": summed(np.swapaxes(spread * weights + tiny, -1, -2) @ do + lengths * (turned @ do), request.v.shape[1]),
+        "dq": scaled @ k + lengths * (scaled_inner @ k),
+        "dk": summed(np.swapaxes(scaled + lengths * scaled_inner, -1, -2) @ q, request.k.shape[1]),
+        "dv": summed(
+            np.swapaxes(spread * weights + tiny, -1, -2) @ do + lengths * (transposed_weights @ do), request.v.shape[1]
+        ),
     }
     errors = {name: packed(request, name, error, np.inf) for name, error in errors.items()}
     allowed = {name: rounded(errors[name], expected[name], request.q.dtype) for name in errors}
     if "dbias" in expected and request.bias is not None:
         axes = tuple(axis for axis in (0, 1) if request.bias.shape[axis] == 1)
-        # Stored by block, in the operands' dtype, before and after the difference, and added up from there; the latter
-        # times the scale: with f16 and a scale of 1/8 all elements are multiples of 2^-21, 8 times the least (9.19).
+        # Engines store the gradient by block, in the operands' dtype, before and after the subtraction, and add up the
+        # blocks from there. The latter is multiplied by the scale: with f16 and a scale of 1/8 all elements are
+        # multiples of 2^-21, 8 times the smallest number (9.19).
         subnormal = (1 + 1 / abs(request.factor)) * tiny
         error = (off + 3 * w * weights * inner + subnormal).sum(axis=axes, keepdims=True)
         allowed["dbias"] = rounded(error, expected["dbias"], request.bias.dtype)
@@ -306,18 +312,18 @@ def _backward_bounds(
 
 
 def cases(row: Row) -> list[SdpaCase]:
-    """Every form of the row's kind; the forward with and without statistics in turn, the backward with its choices."""
+    """Every form that the row supports; forward with and without statistics in turn, backward with its choices."""
     dtype = row.dtypes[0]
     forms = [form for form in FORMS if (not_packed if form.packed else is_packed) not in row.rules]
     if dtype.is_fp8:
         more: tuple[tuple[tuple[str, Any], ...], ...] = ((), (("stats", True), ("amax", True)))
-        few = [replace(f, **FP8_LARGER.get(f.name, {})) for f in forms if not f.page and not f.packed]
-        return [SdpaCase(row.op, form, dtype, more[number % 2]) for number, form in enumerate(few)]
+        fp8_forms = [replace(f, **FP8_LARGER.get(f.name, {})) for f in forms if not f.page and not f.packed]
+        return [SdpaCase(row.op, form, dtype, more[number % 2]) for number, form in enumerate(fp8_forms)]
     if row.op == "sdpa_fwd":
         turns = ((), (("stats", True),))
         return [SdpaCase(row.op, form, dtype, turns[number % 2]) for number, form in enumerate(forms)]
-    found = [SdpaCase(row.op, form, dtype) for form in forms if not form.page]
+    all_cases = [SdpaCase(row.op, form, dtype) for form in forms if not form.page]
     biased = [form for form in forms if form.bias is not None]
-    found += [SdpaCase(row.op, form, dtype, (("bias_gradient", True),)) for form in biased]
+    all_cases += [SdpaCase(row.op, form, dtype, (("bias_gradient", True),)) for form in biased]
     plain = [form for form in forms if form.name in ("plain", "causal gqa", "packed gqa")]
-    return found + [SdpaCase(row.op, form, dtype, (("deterministic", True),)) for form in plain]
+    return all_cases + [SdpaCase(row.op, form, dtype, (("deterministic", True),)) for form in plain]

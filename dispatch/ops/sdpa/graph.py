@@ -1,7 +1,7 @@
-"""An attention request as a graph of cuDNN operations, and where its operands stand in the request's arguments.
+"""An attention request as a graph of cuDNN operations, with the indices of its operands among the request's arguments.
 
-Two graphs: one unified operation where that is all there is to it, and the chain of products, masks and softmax in the
-order that cuDNN's fused attention engines look for. Pure: it calls no library.
+There are two graphs: one unified operation for requests that need no more, and the chain of products, masks and softmax
+in the order that cuDNN's fused attention engines recognize. This file calls no library.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ if TYPE_CHECKING:
 
 __all__ = ["LoweredGraph", "composed_graph", "graphs", "unified_graph"]
 
-AXES = 4  # every tensor of attention has that many axes
+AXES = 4  # the number of axes of every tensor of attention
 
 
 class LoweredGraph(NamedTuple):
-    """A graph, and for the unique id of each operand its place in the request's arguments.
+    """A graph, and for the unique id of each operand its index among the request's arguments.
 
-    Behind these stand the offsets of the sequences of padded operands, by the stride of the batch: see `composed`.
+    The offsets of the sequences of padded operands come after the arguments, by the stride of the batch: see
+    `composed_graph`.
     """
 
     graph: Graph
@@ -37,15 +38,15 @@ class LoweredGraph(NamedTuple):
 
 
 def graphs(request: SdpaRequest) -> list[Graph]:
-    """The graph of a request, composed: every version of cuDNN takes that one."""
+    """The composed graph of a request, which every version of cuDNN supports."""
     return [composed_graph(request).graph]
 
 
 def composed_graph(request: SdpaRequest, *, by_offsets: bool = False) -> LoweredGraph:
     """The graph of a request as a chain of operations.
 
-    With `apart`, sequences that are padded are described as packed ones, each from its own offset on: the same results
-    to the last bit, and engines load nothing from behind a sequence's end, which would be NaN where that is.
+    With `by_offsets`, padded sequences are described as packed ones, each with its own offset. The results are the same
+    to the last bit, and engines load nothing after a sequence's end, where a NaN would reach the results.
     """
     graph_builder = _GraphBuilder(request, by_offsets=by_offsets)
     if isinstance(request, SdpaFwdRequest):
@@ -67,13 +68,13 @@ def unified_graph(request: SdpaFwdRequest) -> LoweredGraph:
 
 
 def _positive_strides(layout: Layout) -> tuple[int, ...]:
-    """The strides of a tensor; axes of one element, where a view such as `x[None]` has 0, step over what is in them."""
+    """The strides of a tensor; axes of one element, with stride 0 in `x[None]`, get those of a dense tensor."""
     strides = list(layout.strides)
-    whole = max((e * step for e, step in zip(layout.shape, strides, strict=True)), default=1)
+    span = max((e * step for e, step in zip(layout.shape, strides, strict=True)), default=1)
     for axis in reversed(range(len(strides))):
         if strides[axis] < 1:
-            last = axis + 1 == len(strides)
-            strides[axis] = 1 if last else whole if axis == 0 else strides[axis + 1] * layout.shape[axis + 1]
+            is_last = axis + 1 == len(strides)
+            strides[axis] = 1 if is_last else span if axis == 0 else strides[axis + 1] * layout.shape[axis + 1]
     return tuple(strides)
 
 
@@ -81,7 +82,7 @@ class _GraphBuilder(RequestGraphBuilder["SdpaRequest"]):
     def __init__(self, request: SdpaRequest, *, by_offsets: bool = False) -> None:
         super().__init__(request)
         self.by_offsets = by_offsets
-        self.offset_wires: dict[int, int] = {}  # by the stride of a batch, the unique id of the offsets
+        self.offset_wires: dict[int, int] = {}  # the unique id of the offsets, by the stride of a batch
         self._wires: dict[str, Wire] = {}
 
     # -- operands -------------------------------------------------------------------------------------------------
@@ -98,7 +99,7 @@ class _GraphBuilder(RequestGraphBuilder["SdpaRequest"]):
             strides = (dims[2] * token, head, token, element)
         elif self.by_offsets and name in RAGGED:
             batch, head, token, element = strides
-            # The only sequence of x[None] has a step of 0, and ends where its operand does.
+            # The only sequence of x[None] has a stride of 0, and ends with its operand.
             ragged = self._offsets_wire(batch if dims[0] > 1 else max(dims[1] * head, dims[2] * token))
             strides = (dims[2] * token, head, token, element)
         elif name.startswith("page_table"):
@@ -110,7 +111,7 @@ class _GraphBuilder(RequestGraphBuilder["SdpaRequest"]):
         return self._wires.setdefault(name, self.operand(name, dims, strides, ragged=ragged))
 
     def _offsets_wire(self, stride: int) -> int:
-        """The offsets of sequences that are so many elements apart."""
+        """The offsets of sequences that are `stride` elements apart."""
         if stride not in self.offset_wires:
             wire = self.builder.tensor((self.request.scores[0] + 1, 1, 1, 1), (1, 1, 1, 1), I64)
             self.places[wire.uid] = len(self.request.reads) + len(self.request.writes) + len(self.offset_wires)
@@ -123,25 +124,25 @@ class _GraphBuilder(RequestGraphBuilder["SdpaRequest"]):
         return self.tensor("seq_len_q"), self.tensor("seq_len_kv")
 
     def _paged(self, name: str, *, transposed: bool = False) -> Wire:
-        """K or V as a sequence, loaded by its table of pages; K with its last two axes exchanged."""
+        """K or V as a sequence, loaded by its page table; K with its last two axes exchanged."""
         b, _, _, skv = self.request.scores
         container = self.tensor(name)
         _, heads, _, d = container.dims
-        dims, steps = (b, heads, skv, d), (heads * skv * d, skv * d, d, 1)
+        dims, strides = (b, heads, skv, d), (heads * skv * d, skv * d, d, 1)
         if transposed:
-            dims, steps = (b, heads, d, skv), (heads * skv * d, skv * d, 1, d)
-        made = self.builder.virtual(dims, container.dtype, steps)
+            dims, strides = (b, heads, d, skv), (heads * skv * d, skv * d, 1, d)
+        sequence = self.builder.virtual(dims, container.dtype, strides)
         ins = {
             "CONTAINER_DESC": container,
             "SEQUENCE_DESC": self.tensor("seq_len_kv"),
             "PAGE_TABLE_DESC": self.tensor(f"page_table_{name}"),
         }
-        self.builder.node("PAGED_CACHE_LOAD", ins, {"YDESC": made})
-        return made
+        self.builder.node("PAGED_CACHE_LOAD", ins, {"YDESC": sequence})
+        return sequence
 
     # -- the scores -----------------------------------------------------------------------------------------------
     def _scores(self, product: Wire) -> Wire:
-        """Scale, bias and padding, which come before the backward's statistics."""
+        """Apply scale, bias and padding, which come before the backward's statistics."""
         builder, request = self.builder, self.request
         value = builder.pointwise("MUL", product, builder.scalar(request.factor, AXES))
         if request.q.dtype.is_fp8:
@@ -154,8 +155,8 @@ class _GraphBuilder(RequestGraphBuilder["SdpaRequest"]):
                 builder.pointwise("CMP_LT", self._index(value, axis), length, MATH_PREC="bool")
                 for axis, length in zip((2, 3), lengths, strict=True)
             ]
-            both = builder.pointwise("LOGICAL_AND", *inside, MATH_PREC="bool")
-            value = self._select(value, both)
+            in_range = builder.pointwise("LOGICAL_AND", *inside, MATH_PREC="bool")
+            value = self._select(value, in_range)
         return value
 
     def _index(self, value: Wire, axis: int) -> Wire:
@@ -165,9 +166,9 @@ class _GraphBuilder(RequestGraphBuilder["SdpaRequest"]):
         return self.builder.pointwise("BINARY_SELECT", value, self.builder.scalar(-math.inf, AXES), choice)
 
     def _masks(self, value: Wire) -> Wire:
-        """The bounds to the right and to the left of the diagonal; none further than all queries and keys together.
+        """Apply the bounds to the right and to the left of the diagonal, limited to all queries and keys together.
 
-        Those hide nothing either way, and what is added to them in i32 must not wrap around.
+        Larger bounds mask nothing either, and the i32 sums with them must not wrap around.
         """
         request = self.request
         furthest = sum(request.scores[2:])
@@ -178,7 +179,7 @@ class _GraphBuilder(RequestGraphBuilder["SdpaRequest"]):
         return value
 
     def _shifted(self, index: Wire, sign: int) -> Wire:
-        """An index of queries moved by Skv - Sq, or one of keys by Sq - Skv (sign -1): the diagonal at the end."""
+        """An index of queries plus Skv - Sq, or one of keys minus that (sign -1), for a BOTTOM_RIGHT diagonal."""
         builder, request = self.builder, self.request
         if request.diagonal is Diagonal.TOP_LEFT:
             return index
@@ -205,7 +206,7 @@ class _GraphBuilder(RequestGraphBuilder["SdpaRequest"]):
         builder, request = self.builder, self.request
         row, column = self._index(value, 2), self._index(value, 3)
         if request.diagonal is Diagonal.TOP_LEFT or not request.padded:
-            # One sum in f32, as the engines look for it where lengths are fixed.
+            # One sum in f32: the pattern that the engines recognize for fixed lengths.
             if request.diagonal is Diagonal.BOTTOM_RIGHT:
                 bound += request.scores[2] - request.scores[3]
             column = builder.pointwise("ADD", column, builder.scalar(float(bound), AXES))
@@ -218,10 +219,10 @@ class _GraphBuilder(RequestGraphBuilder["SdpaRequest"]):
     def _mask(self, out: Wire | None = None) -> Wire:
         """1 for the weights that dropout keeps."""
         builder = self.builder
-        made = out or builder.virtual(self.request.scores)
+        mask = out or builder.virtual(self.request.scores)
         ins = {"SEED": self.tensor("seed"), "OFFSET_DESC": self.tensor("offset")}
-        builder.node("RNG", ins, {"YDESC": made}, PROBABILITY=1 - self.request.dropout)
-        return made
+        builder.node("RNG", ins, {"YDESC": mask}, PROBABILITY=1 - self.request.dropout)
+        return mask
 
     # -- forward --------------------------------------------------------------------------------------------------
     def forward(self, request: SdpaFwdRequest) -> None:
@@ -236,7 +237,7 @@ class _GraphBuilder(RequestGraphBuilder["SdpaRequest"]):
         largest = builder.reduction("MAX", value, rows)
         powers = builder.pointwise("EXP", builder.pointwise("SUB", value, largest))
         total = builder.reduction("ADD", powers, rows)
-        # Where nobody asks for the statistics they are virtual: without them the engines do not know the graph.
+        # Without these statistics the engines do not recognize the graph; they are virtual if they are not requested.
         stats = self.tensor("stats_out") if request.stats else builder.virtual(rows)
         builder.pointwise("ADD", largest, builder.pointwise("LOG", total), out=stats)
         weights = builder.virtual(request.scores, request.q.dtype)
@@ -245,8 +246,8 @@ class _GraphBuilder(RequestGraphBuilder["SdpaRequest"]):
             return
         if request.dropout:
             mask = self._mask(self.tensor("mask_out") if request.mask else None)
-            kept = builder.pointwise("MUL", builder.pointwise("DIV", powers, total), mask)
-            builder.pointwise("MUL", kept, builder.scalar(1 / (1 - request.dropout), AXES), out=weights)
+            masked = builder.pointwise("MUL", builder.pointwise("DIV", powers, total), mask)
+            builder.pointwise("MUL", masked, builder.scalar(1 / (1 - request.dropout), AXES), out=weights)
         else:
             builder.pointwise("DIV", powers, total, out=weights)
         v = self.tensor("v") if request.pages is None else self._paged("v")
@@ -254,19 +255,19 @@ class _GraphBuilder(RequestGraphBuilder["SdpaRequest"]):
 
     def _multiply(self, value: Wire, *names: str) -> Wire:
         for name in names:
-            made = self.builder.virtual(value.dims, None, value.strides)
-            value = self.builder.pointwise("MUL", value, self.tensor(name), out=made)
+            product = self.builder.virtual(value.dims, None, value.strides)
+            value = self.builder.pointwise("MUL", value, self.tensor(name), out=product)
         return value
 
     def _fp8(self, request: SdpaFwdRequest, exact: Wire, weights: Wire) -> None:
-        """The second product of fp8: weights scaled and rounded, then scaled back, and what is largest of both."""
-        builder, one = self.builder, (1,) * AXES
-        builder.reduction("AMAX", exact, one, out=self.tensor("amax_s") if request.amax else None)
+        """The second product of fp8: weights scaled and rounded, then scaled back, and the largest of both."""
+        builder, scalar_dims = self.builder, (1,) * AXES
+        builder.reduction("AMAX", exact, scalar_dims, out=self.tensor("amax_s") if request.amax else None)
         builder.pointwise("MUL", exact, self.tensor("scale_s"), out=weights)
         out = self.tensor("out")
         value = builder.matmul(weights, self.tensor("v"), out=builder.virtual(out.dims, None, out.strides))
         value = self._multiply(value, "descale_s", "descale_v")
-        builder.reduction("AMAX", value, one, out=self.tensor("amax_o") if request.amax else None)
+        builder.reduction("AMAX", value, scalar_dims, out=self.tensor("amax_o") if request.amax else None)
         builder.pointwise("MUL", value, self.tensor("scale_o"), out=out)
 
     # -- backward -------------------------------------------------------------------------------------------------
@@ -282,15 +283,15 @@ class _GraphBuilder(RequestGraphBuilder["SdpaRequest"]):
         product = builder.virtual(o.dims, None, (h * sq * dv, sq * dv, h * dv, 1))
         builder.pointwise("MUL", do, o, out=product)
         total = builder.reduction("ADD", product, rows)
-        # Without dropout it is a factor of 1: the engines look for the operation.
+        # The engines expect this operation; without dropout it is a factor of 1.
         delta = builder.pointwise("MUL", total, builder.scalar(keeps, AXES), out=builder.scratch(rows, F32))
 
         q, k = self.tensor("q"), self.tensor("k", transposed=True)
         value = self._scores(builder.matmul(q, k, m=len_q, n=len_kv))
         value = builder.pointwise("SUB", value, self.tensor("stats"))
         weights = builder.pointwise("EXP", self._masks(value))
-        kept = self._dropped_out(weights, mask)
-        self._product_over_heads(self._transposed(kept), do, "dv", heads, m=len_kv, k=len_q)
+        masked = self._dropped_out(weights, mask)
+        self._product_over_heads(self._transposed(masked), do, "dv", heads, m=len_kv, k=len_q)
 
         gradient = builder.matmul(do, self.tensor("v", transposed=True), m=len_q, n=len_kv)
         if mask is not None:
@@ -314,15 +315,15 @@ class _GraphBuilder(RequestGraphBuilder["SdpaRequest"]):
         return self.request.layout_of(name).shape
 
     def _transposed(self, value: Wire) -> Wire:
-        """Its transpose, in the operands' dtype: what a product takes."""
+        """The transpose in the operands' dtype, as an operand of a product."""
         b, h, sq, skv = value.dims
-        steps = (h * sq * skv, sq * skv, 1, skv)
-        made = self.builder.virtual((b, h, skv, sq), self.request.q.dtype, steps)
-        self.builder.node("RESHAPE", {"XDESC": value}, {"YDESC": made})
-        return made
+        strides = (h * sq * skv, sq * skv, 1, skv)
+        transposed = self.builder.virtual((b, h, skv, sq), self.request.q.dtype, strides)
+        self.builder.node("RESHAPE", {"XDESC": value}, {"YDESC": transposed})
+        return transposed
 
     def _product_over_heads(self, a: Wire, b: Wire, name: str, heads: int, *, m: Wire | None, k: Wire | None) -> None:
-        """A product for every head of Q, added up over the heads that share one of K or V."""
+        """A product for every head of Q, summed over the heads that share a head of K or V."""
         builder, request = self.builder, self.request
         out = self.tensor(name)
         if out.dims[1] == heads:
@@ -335,14 +336,14 @@ class _GraphBuilder(RequestGraphBuilder["SdpaRequest"]):
 
     def _dq(self, request: SdpaBwdRequest, gradient: Wire, k: Wire, len_q: Wire | None, len_kv: Wire | None) -> None:
         builder = self.builder
-        dims, steps = ((*t[:2], t[3], t[2]) for t in (k.dims, k.strides))
-        keys = builder.virtual(dims, request.q.dtype, steps, ragged=k.ragged)
+        dims, strides = ((*t[:2], t[3], t[2]) for t in (k.dims, k.strides))
+        keys = builder.virtual(dims, request.q.dtype, strides, ragged=k.ragged)
         builder.node("RESHAPE", {"XDESC": k}, {"YDESC": keys})
         dq = self.tensor("dq")
         if request.deterministic or request.bias_gradient:
             builder.matmul(gradient, keys, out=dq, m=len_q, k=len_kv)
             return
-        # Blocks of keys add to dQ in memory, in f32, in whatever order they come.
+        # Blocks of keys are added to dQ in memory, in f32, in any order.
         sums = builder.scratch(dq.dims, F32)
         builder.matmul(gradient, keys, out=sums, m=len_q, k=len_kv)
         builder.pointwise("IDENTITY", sums, out=dq)

@@ -24,7 +24,7 @@ def _axis(request: SdpaRequest, axis: int) -> int:
 
 
 def key(request: SdpaRequest) -> Array:
-    """The values of one key left out: the first, which every query sees that has no window."""
+    """The values of one key left out: the first, which every query without a window attends to."""
     values = np.array(request.v)
     np.moveaxis(values, _axis(request, 2), 0)[0] = 0
     return values
@@ -49,7 +49,7 @@ def scale(request: SdpaRequest) -> float | None:
 
 
 def _further(name: str) -> Any:
-    """A bound one too far."""
+    """A bound that is one too large."""
 
     def further(request: SdpaRequest) -> int | None:
         bound: int | None = getattr(request, name)
@@ -59,7 +59,7 @@ def _further(name: str) -> Any:
 
 
 def lengths(request: SdpaRequest) -> Array | None:
-    """One key of each sequence left out; of fp8, in which one of a hundred does not show, a quarter of them."""
+    """One key of each sequence left out; for fp8, in which one of a hundred does not show, a quarter of them."""
     if request.seq_len_kv is None:
         return None
     values = np.asarray(request.seq_len_kv)

@@ -1,7 +1,7 @@
-"""Packed sequences of attention: where their offsets lead.
+"""Packed sequences of attention: their offsets, and the conversion to padded arrays on the host.
 
-`reference.py` takes sequences apart and puts results together on the host, `request.py` compares layouts that share
-offsets; which operand has which stands in `base.py`. `ragged_offsets` is for users. It calls no library.
+`reference.py` unpacks sequences and packs results on the host; `request.py` compares layouts that share offsets.
+`base.py` lists the offsets of each operand. `ragged_offsets` is public. This file calls no library.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ FOR_I32 = 2**31 - 1
 
 
 def ragged_offsets(lengths: Sequence[int], tensor: Tensor) -> Tensor:
-    """Offsets of sequences that lie one behind the other in a packed tensor (tokens, heads, head), on its device.
+    """Offsets of sequences that are stored one after the other in a packed tensor (tokens, heads, head), on its device.
 
-    i32 where they fit, else i64: give all four of a request from tensors of one size. Raises BadRequest where the
-    lengths are none, or more than the tokens of the tensor.
+    i32 if they fit, else i64: make all four of a request from tensors of one size. Raises BadRequest if there are no
+    lengths, or more than the tokens of the tensor.
     """
     check_type("tensor", tensor, Tensor)
     if not isinstance(lengths, (tuple, list, np.ndarray)) or (isinstance(lengths, np.ndarray) and lengths.ndim != 1):
@@ -48,7 +48,7 @@ def ragged_offsets(lengths: Sequence[int], tensor: Tensor) -> Tensor:
 
 # -- checks -------------------------------------------------------------------------------------------------------
 def check_alike(request: SdpaRequest, *pairs: tuple[str, str]) -> None:
-    """Packed operands that share offsets have one layout."""
+    """Check that packed operands that share offsets have one layout."""
     for name, other in pairs:
         tensor: Tensor | None = getattr(request, name)
         strides = getattr(request, other).layout.strides
@@ -58,7 +58,7 @@ def check_alike(request: SdpaRequest, *pairs: tuple[str, str]) -> None:
 
 # -- on the host, where offsets can be read -------------------------------------------------------------------------
 def _spans(request: SdpaRequest, name: str) -> list[slice]:
-    """The tokens of each sequence of an operand; BadRequest where they are not in it, overlap or are too long."""
+    """The tokens of each sequence of an operand; BadRequest if they are out of range, overlap or are too long."""
     owner = RAGGED[name]
     lengths = np.asarray(request.seq_len_kv if owner in KEYS else request.seq_len_q)
     offsets = np.asarray(getattr(request, owner))
@@ -75,7 +75,7 @@ def _spans(request: SdpaRequest, name: str) -> list[slice]:
 
 
 def unpacked(request: SdpaRequest, name: str, array: Array) -> Array:
-    """An operand as (B, heads, longest, head), with zeros behind the end of each sequence."""
+    """An operand as (B, heads, longest, head), with zeros after the end of each sequence."""
     if not request.packed or name not in RAGGED:
         return array
     wide: Array = np.zeros(request.extents(name), array.dtype)
@@ -85,7 +85,7 @@ def unpacked(request: SdpaRequest, name: str, array: Array) -> Array:
 
 
 def packed(request: SdpaRequest, name: str, wide: Array, between: Any = 0) -> Array:
-    """A result of (B, heads, longest, head) as it is packed; `between` stands where no sequence is."""
+    """A result of (B, heads, longest, head) in packed form; `between` fills the memory between sequences."""
     if not request.packed or name not in RAGGED:
         return wide
     array = np.full(request.layout_of(name).shape, between, wide.dtype)

@@ -1,8 +1,8 @@
 """The requests of scaled dot product attention: `sdpa_fwd`, and its gradient `sdpa_bwd`.
 
-Q is (B, Hq, Sq, D), K (B, Hk, Skv, D), V (B, Hv, Skv, Dv); strides say how they lie (BHSD, BSHD or neither), but D is
-dense. Fewer heads of K and V than of Q are shared by groups of them (GQA; MQA with one). Sequences may also be packed,
-one behind the other without padding: `SdpaRequest` says how. This file calls nothing.
+Q is (B, Hq, Sq, D), K (B, Hk, Skv, D), V (B, Hv, Skv, Dv), with any strides (BHSD, BSHD or others) but a dense D. If K
+and V have fewer heads than Q, groups of its heads share them (GQA; MQA with one). Sequences may also be packed, without
+padding between them: see `SdpaRequest`. This file calls no library.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ class SdpaFwdRequest(SdpaRequest[R_co]):
     Attributes:
         q, k, v: the operands, f16, bf16 or fp8.
         bias: added to the scaled scores, (B or 1, Hq or 1, Sq, Skv).
-        seq_len_q, seq_len_kv: i32 (B,): only so much of each sequence counts.
-        seed, offset: i64, one element each: what the mask of dropout is made from, the same for the same two.
-        page_table_k, page_table_v: i32 (B, P): K and V are kept in pages, (pages, Hk, length of a page, D) and
-            (pages, Hv, length of a page, Dv), and sequence b is pages table[b, 0], table[b, 1], … one after the other.
-            Each has one key or more. Entries behind its last page may be no page's numbers; V of all pages that the
-            table names must be finite behind the end as well.
-        out: O, (B, Hq, Sq, Dv); lies as q does where it is left out.
-        stats_out: f32 (B, Hq, Sq, 1); made where `stats` is True and it is left out.
-        mask_out: f32 (B, Hq, Sq, Skv), 1 for what dropout keeps, 0 for the rest; made where `mask` is True and it is
-            left out. What no query sees may be either.
-        descale_q, descale_k, descale_v, scale_o: f32, one element each, with fp8 alone: what operands are multiplied
-            with, and O before it is stored.
-        scale_s, descale_s: likewise, what the weights between the products are multiplied with before they are rounded
-            to fp8, and after.
+        seq_len_q, seq_len_kv: i32 (B,): the lengths of the sequences; the rest is ignored.
+        seed, offset: i64, one element each: the mask of dropout is drawn from them, the same for the same two.
+        page_table_k, page_table_v: i32 (B, P): K and V are stored in pages, (pages, Hk, length of a page, D) and
+            (pages, Hv, length of a page, Dv), and sequence b consists of pages table[b, 0], table[b, 1], … in this
+            order. Each sequence has one key or more. Entries after its last page may be invalid; V of all pages in
+            the table must be finite after the end, too.
+        out: O, (B, Hq, Sq, Dv); if left out, it has the layout of q.
+        stats_out: f32 (B, Hq, Sq, 1); allocated if `stats` is True and it is left out.
+        mask_out: f32 (B, Hq, Sq, Skv), 1 for weights that dropout keeps, 0 for the others; allocated if `mask` is
+            True and it is left out. It may be either for keys that a query does not attend to.
+        descale_q, descale_k, descale_v, scale_o: f32, one element each, only with fp8: the factors of the operands,
+            and of O before it is stored.
+        scale_s, descale_s: likewise, the factors of the weights between the products, before they are rounded to
+            fp8 and after.
         amax_s, amax_o: f32 (1,), the largest weight, and the largest magnitude of O before its scale.
-        stats, mask, amax: whether to give back the statistics, the mask of dropout, and the largest magnitudes.
+        stats, mask, amax: whether to return the statistics, the mask of dropout, and the largest magnitudes.
 
-    Gives back O, and behind it what is asked for, in the order of their fields. Follows cuDNN's scaled dot product
+    Returns O, followed by the requested outputs in the order of their fields. Follows cuDNN's scaled dot product
     attention.
     """
 
@@ -84,19 +84,19 @@ class SdpaFwdRequest(SdpaRequest[R_co]):
 
     @property
     def alone(self) -> bool:
-        """Whether there is nothing but Q, K, V and the scale."""
+        """Whether the request has no operands and options except Q, K, V and the scale."""
         return not (self.bias is not None or self.padded or self.masked or self.dropout or self.q.dtype.is_fp8)
 
     def outputs(self) -> dict[str, Output]:
         shape = (*self.q.shape[:-1], self.v.shape[-1])
-        found = {"out": dense(shape, self.q.dtype) if self.packed else like(self.q.layout, shape)}
+        outputs = {"out": dense(shape, self.q.dtype) if self.packed else like(self.q.layout, shape)}
         if self.stats:
-            found["stats_out"] = dense((*self.scores[:3], 1), F32)
+            outputs["stats_out"] = dense((*self.scores[:3], 1), F32)
         if self.mask:
-            found["mask_out"] = dense(self.scores, F32)
+            outputs["mask_out"] = dense(self.scores, F32)
         if self.amax:
-            found["amax_s"] = found["amax_o"] = dense((1,), F32)
-        return found
+            outputs["amax_s"] = outputs["amax_o"] = dense((1,), F32)
+        return outputs
 
     def check_fields(self) -> None:
         self._check_operands()
@@ -138,13 +138,14 @@ class SdpaBwdRequest(SdpaRequest["tuple[Tensor, ...]"]):
     """dQ, dK, dV (and dbias) of `sdpa_fwd`, from its operands, its results O and statistics, and dO.
 
     Attributes:
-        q, k, v, bias, seq_len_q, seq_len_kv, seed, offset: as in the forward, and so all that is done to the scores.
+        q, k, v, bias, seq_len_q, seq_len_kv, seed, offset: as in the forward, and so are all options for the
+            scores.
         o, do: (B, Hq, Sq, Dv); packed ones of the same strides.
-        stats: f32 (B, Hq, Sq, 1), as `sdpa_fwd` gives it back.
-        dq, dk, dv: the gradients; lie as q, k and v do where they are left out.
+        stats: f32 (B, Hq, Sq, 1), as returned by `sdpa_fwd`.
+        dq, dk, dv: the gradients; if left out, they have the layouts of q, k and v.
         dbias: the gradient of the bias, of its shape.
-        bias_gradient: whether to give back dbias, too; refused with lengths (`seq_len_q` and `seq_len_kv`).
-        deterministic: bit for bit the same result at every run; slower.
+        bias_gradient: whether to return dbias, too; refused with lengths (`seq_len_q` and `seq_len_kv`).
+        deterministic: return the same bits in every run; slower.
     """
 
     op: ClassVar[str] = "sdpa_bwd"
@@ -165,12 +166,12 @@ class SdpaBwdRequest(SdpaRequest["tuple[Tensor, ...]"]):
 
     def outputs(self) -> dict[str, Output]:
         layouts = {f"d{name}": getattr(self, name).layout for name in ("q", "k", "v")}
-        found = {name: like(layout) for name, layout in layouts.items()}
-        if self.packed:  # with the offsets of its operand, and so its strides
-            found = {name: Output(layout.shape, layout.strides, layout.dtype) for name, layout in layouts.items()}
+        outputs = {name: like(layout) for name, layout in layouts.items()}
+        if self.packed:  # a gradient has the offsets of its operand, so its strides, too
+            outputs = {name: Output(layout.shape, layout.strides, layout.dtype) for name, layout in layouts.items()}
         if self.bias_gradient and self.bias is not None:
-            found["dbias"] = dense(self.bias.shape, self.bias.dtype)
-        return found
+            outputs["dbias"] = dense(self.bias.shape, self.bias.dtype)
+        return outputs
 
     def check_fields(self) -> None:
         self._check_operands()

@@ -1,6 +1,6 @@
-"""What `sdpa_fwd` gives back: O, and the statistics and more where they are asked for.
+"""The result types of `sdpa_fwd` for type checkers: O alone, or O with the statistics and other outputs.
 
-For type checkers alone (core/results.py).
+Only type checkers read this file (core/results.py).
 """
 
 # mypy: disable-error-code="misc"
@@ -23,7 +23,7 @@ __all__ = ["SdpaFwdRequest", "sdpa_fwd"]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Alone(request.SdpaFwdRequest["Tensor"]):
-    """O."""
+    """A request whose result is O."""
 
     stats: Literal[False] = False
     mask: Literal[False] = False
@@ -32,13 +32,13 @@ class Alone(request.SdpaFwdRequest["Tensor"]):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class WithStatistics(request.SdpaFwdRequest["Several"]):
-    """O, the statistics, and what else is asked for."""
+    """A request whose result is O, the statistics, and the other requested outputs."""
 
     stats: Literal[True] = True
 
 
 class SdpaFwdRequest(request.SdpaFwdRequest[R_co]):
-    """`request.SdpaFwdRequest`, whose documentation says what its fields are, with the type of its result."""
+    """`request.SdpaFwdRequest` with the type of its result; the fields are documented there."""
 
     @overload
     @classmethod

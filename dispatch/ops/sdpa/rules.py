@@ -1,7 +1,7 @@
-"""What a row of attention may ask of a request beyond its dtypes: what cuDNN's fused engines take, and get right.
+"""What a row of attention requires of a request beyond its dtypes: what cuDNN's fused engines support, and get right.
 
-Each rule gives the reason in the words "needs …, has …", or "" where the request is fine. Those on masks keep requests
-from engines that would answer wrongly; NVIDIA's own front end has the same.
+Each rule returns the reason for a refusal in the words "needs …, has …", or "" if it is met. The rules on masks keep
+requests from engines that would give wrong results; NVIDIA's own front end has the same rules.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ __all__ = [
 ]
 
 MAX_HEAD = 256
-MIN_SCALE = 2.0**-126  # of f32 without subnormals, which cuDNN takes for 0
+MIN_SCALE = 2.0**-126  # the smallest normal f32 number; cuDNN treats smaller ones as 0
 
 
 def heads_by_8(request: SdpaRequest) -> str:
-    """Heads of a multiple of 8 elements, up to 256."""
+    """Heads have a multiple of 8 elements, up to 256."""
     for name, extent in (("q", request.q.shape[-1]), ("v", request.v.shape[-1])):
         if extent % 8 or extent > MAX_HEAD:
             return f"needs heads of {name} that are a multiple of 8 up to {MAX_HEAD}, has {extent}"
@@ -40,14 +40,14 @@ def heads_by_8(request: SdpaRequest) -> str:
 
 
 def scale_above_0(request: SdpaRequest) -> str:
-    """A scale above 0: with others cuDNN gives NaN, for it looks for the largest score before it scales (9.19)."""
+    """The scale is above 0: else cuDNN gives NaN, because it takes the maximum of the unscaled scores (9.19)."""
     if request.factor >= MIN_SCALE:
         return ""
     return f"needs a scale of {MIN_SCALE:.3g} or more, has {request.factor}: change the sign of q instead"
 
 
 def bounds(request: SdpaRequest) -> str:
-    """A window or a diagonal at the bottom right has a key for every query; such a diagonal no bias and no dropout."""
+    """A window or BOTTOM_RIGHT needs at least one key for every query; BOTTOM_RIGHT excludes a bias and dropout."""
     bottom = request.diagonal is Diagonal.BOTTOM_RIGHT and request.masked
     sq, skv = request.scores[2:]
     if (bottom or request.left_bound is not None) and not request.padded and sq > skv:
@@ -58,53 +58,53 @@ def bounds(request: SdpaRequest) -> str:
 
 
 def fp8_limits(request: SdpaFwdRequest) -> str:
-    """fp8: heads of a multiple of 16 elements, two queries or more, and no mask but a causal one at the top left.
+    """fp8: heads of a multiple of 16 elements, two queries or more, and no mask except a causal one with TOP_LEFT.
 
-    The masks are left out as NVIDIA's front end leaves them out on Hopper; a bias even ends the process (cuDNN 9.19).
+    NVIDIA's front end excludes these masks on Hopper, too; a bias even ends the process (cuDNN 9.19).
     """
     if request.scores[2] < 2:
         return "needs two queries or more with fp8, has 1"
     for name, extent in (("q", request.q.shape[-1]), ("v", request.v.shape[-1])):
         if extent % 16 or extent > MAX_HEAD:
             return f"needs heads of {name} that are a multiple of 16 up to {MAX_HEAD} for fp8, has {extent}"
-    given = [n for n in ("bias", "seq_len_q", "page_table_k", "left_bound") if getattr(request, n) is not None]
-    given += ["dropout"] if request.dropout else []
-    given += ["BOTTOM_RIGHT"] if request.diagonal is Diagonal.BOTTOM_RIGHT and request.masked else []
-    given += [f"right_bound {request.right_bound}"] if request.right_bound else []
-    return f"needs no {' or '.join(given)} with fp8" if given else ""
+    unsupported = [n for n in ("bias", "seq_len_q", "page_table_k", "left_bound") if getattr(request, n) is not None]
+    unsupported += ["dropout"] if request.dropout else []
+    unsupported += ["BOTTOM_RIGHT"] if request.diagonal is Diagonal.BOTTOM_RIGHT and request.masked else []
+    unsupported += [f"right_bound {request.right_bound}"] if request.right_bound else []
+    return f"needs no {' or '.join(unsupported)} with fp8" if unsupported else ""
 
 
 def one_bias_gradient(request: SdpaBwdRequest) -> str:
-    """The gradient of a bias comes without padding."""
+    """The gradient of a bias is supported only without padding."""
     return (
         "needs no lengths for the gradient of a bias, has seq_len_q" if request.bias_gradient and request.padded else ""
     )
 
 
 def two_scores(request: SdpaBwdRequest) -> str:
-    """The gradient of more than one query and one key: for one of each, cuDNN 9.28's heuristics end the process."""
+    """The gradient needs two queries or two keys: with one of each, cuDNN 9.28's heuristics end the process."""
     return (
         "" if max(request.scores[2:]) > 1 else "needs two queries or two keys or more for the gradient, has one of each"
     )
 
 
 def not_packed(request: SdpaRequest) -> str:
-    """Sequences of one length, or padded to it: cuDNN takes packed ones from sm_90 on, by a row of their own."""
+    """Sequences have one length, or are padded to it; packed ones have a row of their own, from sm_90 on."""
     return "needs sequences that are not packed, has ragged_q" if request.packed else ""
 
 
 def is_packed(request: SdpaRequest) -> str:
-    """The row of packed sequences."""
+    """Sequences are packed."""
     return "" if request.packed else "needs packed sequences, has no ragged_q"
 
 
 def tokens_by_16_bytes(request: SdpaRequest) -> str:
-    """Wherever a sequence, a head or a token starts, it does so at a multiple of 16 bytes."""
+    """Every sequence, head and token starts at a multiple of 16 bytes."""
     for name in (*request.reads, *request.writes):
         if name not in RAGGED or (name in request.writes and name not in request.outputs()):
             continue
         layout = request.layout_of(name)
-        steps = [step for step, extent in zip(layout.strides[:-1], layout.shape, strict=False) if extent > 1]
-        if layout.alignment < ALIGNED or any(step * layout.dtype.itemsize % ALIGNED for step in steps):
+        strides = [step for step, extent in zip(layout.strides[:-1], layout.shape, strict=False) if extent > 1]
+        if layout.alignment < ALIGNED or any(step * layout.dtype.itemsize % ALIGNED for step in strides):
             return f"needs {name} and its tokens and heads at multiples of {ALIGNED} bytes, has {layout}"
     return ""

@@ -68,8 +68,8 @@ class AlongAxisRequest(OperandRequest["Tensor"]):
     @property
     def first(self) -> Tensor:
         """The first operand; `axis` is an axis of it."""
-        found: Tensor = getattr(self, self.reads[0])
-        return found
+        operand: Tensor = getattr(self, self.reads[0])
+        return operand
 
     def check_fields(self) -> None:
         first, rank = self.first, self.first.ndim
@@ -123,9 +123,9 @@ MAX_OTHERS = 4  # images, and three spatial axes
 def axes_of(layouts: Sequence[Layout], axis: int) -> tuple[Axis, list[Axis]]:
     """The axis that sums to 1, and the other axes, merged."""
     rank = len(layouts[0].shape)
-    axes = merge(layouts, [place == axis % rank for place in range(rank)])
-    summed = next((found for found in axes if found.group), Axis(1, (1,) * len(layouts), True))
-    return summed, [found for found in axes if not found.group]
+    axes = merge(layouts, [position == axis % rank for position in range(rank)])
+    summed = next((merged for merged in axes if merged.group), Axis(1, (1,) * len(layouts), True))
+    return summed, [merged for merged in axes if not merged.group]
 
 
 def four_axes(request: AlongAxisRequest) -> str:
@@ -184,10 +184,10 @@ def cudnn_softmax(request: AlongAxisRequest, executor: CudaExecutor, row: Row) -
         return IdlePlan(row)
     mode, (*inputs, output) = _describe(layouts, request.axis)
     dtype = request.first.dtype
-    given = [part for place, made in enumerate(inputs) for part in (made, Operand(place))]
+    operands = [part for index, descriptor in enumerate(inputs) for part in (descriptor, Operand(index))]
     backward = isinstance(request, SoftmaxBwdRequest)
     arguments = (
-        *(int(request.algorithm), mode, number(1, dtype), *given),
+        *(int(request.algorithm), mode, number(1, dtype), *operands),
         *(number(0, dtype), output, Operand(len(inputs))),
     )
     function = cudnn.cudnnSoftmaxBackward if backward else cudnn.cudnnSoftmaxForward
@@ -208,7 +208,7 @@ def _describe(layouts: Sequence[Layout], axis: int) -> tuple[int, list[Descripto
     return (CHANNEL if space else INSTANCE), descriptors
 
 
-# -- the public functions, and what the rows name ---------------------------------------------------------------------
+# -- the public functions, and the calls of the rows ------------------------------------------------------------------
 reference = exactly(evaluate)
 numpy_softmax = numpy_call(evaluate)
 softmax = request_function(SoftmaxRequest, "softmax")

@@ -76,22 +76,22 @@ def check(
     spread = 1.0 if algorithm is SoftmaxAlgorithm.FAST else 3.0  # FAST overflows in f16 from e^11.1 on
     chosen: dict[str, Any] = {"axis": axis, "algorithm": algorithm}
     lay = partial(_guarded, device, guard) if guard else partial(place, device, order=order)
-    last = lay(normal(rng, dtype, shape, spread))
-    request: AlongAxisRequest = SoftmaxRequest(last.view, **chosen)
+    operand = lay(normal(rng, dtype, shape, spread))
+    request: AlongAxisRequest = SoftmaxRequest(operand.view, **chosen)
     if backward:
         y = lay(result_of(evaluate, request))
-        last = lay(normal(rng, dtype, shape))
-        request = SoftmaxBwdRequest(y.view, last.view, **chosen)
-    return checked(name, with_outputs(request, (lambda _: last) if in_place else lay), evaluate, bounds)
+        operand = lay(normal(rng, dtype, shape))
+        request = SoftmaxBwdRequest(y.view, operand.view, **chosen)
+    return checked(name, with_outputs(request, (lambda _: operand) if in_place else lay), evaluate, bounds)
 
 
 def _guarded(device: Device, guard: int, values: Array) -> GuardedBuffer:
     """Dense values (cuDNN gets gaps wrong) with `guard` poisoned elements before and after, so at an odd alignment."""
     inside = slice(guard, guard + values.size)
-    kept = poison(Dtype.of(values.dtype), (values.size + 2 * guard,))
-    kept[inside] = values.ravel()
-    whole = device.array(kept)
-    return GuardedBuffer(whole[inside].reshape(values.shape), whole, kept, (inside,))
+    before = poison(Dtype.of(values.dtype), (values.size + 2 * guard,))
+    before[inside] = values.ravel()
+    memory = device.array(before)
+    return GuardedBuffer(memory[inside].reshape(values.shape), memory, before, (inside,))
 
 
 def bounds(request: AlongAxisRequest, expected: Results) -> Results:
@@ -119,9 +119,9 @@ def bounds(request: AlongAxisRequest, expected: Results) -> Results:
     if log:
         return {"out": rounded(relative + 4 * u * np.abs(out) + 2 * u * np.abs(x), out, dtype)}
     # Along an axis of extent 1 every element is the maximum, and e^0 is exactly 1.
-    one = x.shape[axis] == 1 and request.algorithm is not SoftmaxAlgorithm.FAST
-    kept, tiny = ROUNDOFF[dtype] if dtype in HALF and not by_numpy(request.device) and not one else (0.0, 0.0)
-    return {"out": rounded((relative + kept) * out + tiny, out, dtype)}
+    is_exact = x.shape[axis] == 1 and request.algorithm is not SoftmaxAlgorithm.FAST
+    roundoff, tiny = ROUNDOFF[dtype] if dtype in HALF and not by_numpy(request.device) and not is_exact else (0.0, 0.0)
+    return {"out": rounded((relative + roundoff) * out + tiny, out, dtype)}
 
 
 def cases(row: Row) -> list[MadeCase]:

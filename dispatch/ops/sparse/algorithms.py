@@ -1,4 +1,4 @@
-"""The algorithms of cuSPARSE's generic interface, in its words and numbers."""
+"""The algorithms of cuSPARSE's generic interface, with its names and numbers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["SpgemmAlgorithm", "SpmmAlgorithm", "SpmvAlgorithm", "SpsvAlgorithm"]
 
 
 class SpmvAlgorithm(Choice):
-    """`cusparseSpMVAlg_t`: those with 2 give the same bits in each run; BSR needs cuSPARSE 12.6.3."""
+    """`cusparseSpMVAlg_t`: ALG2 algorithms give the same bits in each run; BSR needs cuSPARSE 12.6.3."""
 
     DEFAULT = 0
     COO_ALG1 = 1
@@ -21,7 +21,7 @@ class SpmvAlgorithm(Choice):
 class SpmmAlgorithm(Choice):
     """`cusparseSpMMAlg_t`: CSR_ALG2 is for row-major b, CSR_ALG3 and COO_ALG2 give the same bits in each run.
 
-    CSR_ALG3 takes neither CSC nor a `trans` other than "n".
+    CSR_ALG3 supports neither CSC nor a `trans` other than "n".
     """
 
     DEFAULT = 0
@@ -44,10 +44,10 @@ class SpsvAlgorithm(Choice):
 
 
 class SpgemmAlgorithm(Choice):
-    """`cusparseSpGEMMAlg_t`; ALG2 and ALG3 need less memory and more time than ALG1, in parts of the product.
+    """`cusparseSpGEMMAlg_t`; ALG2 and ALG3 compute the product in parts: they need less memory and more time than ALG1.
 
-    The CSR_ALG ones, spelled as the library does, are cusparseSpGEMMreuse's: they need two matrices whose patterns are
-    fixed, with i32 indices from 0 on. DEFAULT is that, too, for such matrices, and else the library's choice.
+    The CSR_ALG ones, spelled as the library does, belong to cusparseSpGEMMreuse: they need two matrices of fixed
+    patterns, with i32 indices from 0 on. For such matrices DEFAULT uses it, too; else DEFAULT is the library's choice.
     """
 
     DEFAULT = 0

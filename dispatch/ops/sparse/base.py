@@ -1,6 +1,6 @@
-"""What requests over a sparse matrix have in common: its tensors and form, factors given by value, `library`.
+"""What all requests over a sparse matrix have in common: its tensors and form, factors passed by value, `library`.
 
-A plan depends on the factors only in whether what they multiply is read: they follow the addresses.
+A plan depends on a factor only in whether the operand that it multiplies is read. Factors follow the addresses.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class SparseRequest(OperandRequest[R_co]):
 
     Attributes:
         values: the elements of A, dense; of BSR (blocks, block rows, block columns).
-        rows, columns: i32 or i64, dense: offsets or indices, as the form's format has them. Indices beyond the matrix
-            are read beyond other operands: `sparse_check`, or `validate=True` of a SparseTensor, finds them before.
+        rows, columns: i32 or i64, dense: offsets or indices, depending on the form's format. Indices beyond the matrix
+            cause reads beyond other operands: check them first by `sparse_check`, or `validate=True` of a SparseTensor.
         form: a `SparseForm`. A `SparseTensor` unpacks into these four: `spmm(*a, b)`.
-        library: the one whose rows alone are asked, as "cusparse", "own" or "cudss" where they have any; None asks all
-            in the table's order.
+        library: only rows of this library are considered, such as "cusparse", "own" or "cudss" if they support the op;
+            None considers all, in the table's order.
     """
 
     mixed: ClassVar[tuple[str, ...]] = ("rows", "columns")
@@ -55,18 +55,18 @@ class SparseRequest(OperandRequest[R_co]):
         self.check_operands()
 
     def check_operands(self) -> None:
-        """Raise BadRequest for other operands that do not fit A, and for choices."""
+        """Raise BadRequest for other operands that do not fit A, and for invalid choices."""
 
 
 @dataclass(frozen=True, eq=False)
 class FactorRequest(OperandRequest[R_co]):
-    """A request with scalar factors, given by value: `numbers` are the fields that hold them."""
+    """A request with scalar factors, passed by value: `numbers` are the names of their fields."""
 
     numbers: ClassVar[tuple[str, ...]] = ()  # in the order of the arguments
     added: ClassVar[str] = ""  # the operand that is added times beta, if there is such a field
 
     def factor(self, name: str) -> complex:
-        """A factor as plans take it: a float, or complex; -0.0 is 0. A `beta` of None is 1 if something is added."""
+        """A factor as plans read it: a float or complex; -0.0 becomes 0. A `beta` of None is 1 if used, else 0."""
         given: Any = getattr(self, name)
         if given is None:
             return float(getattr(self, self.added) is not None)
@@ -74,17 +74,17 @@ class FactorRequest(OperandRequest[R_co]):
 
     @property
     def reads_added(self) -> bool:
-        """Whether the operand that is added is read: not with a beta of 0."""
+        """Whether the operand that is added is read: it is not if beta is 0."""
         return bool(self.added) and getattr(self, self.added) is not None and self.factor("beta") != 0
 
     @property
     def factor_dtype(self) -> Dtype:
-        """The dtype that says which numbers may be factors."""
+        """The dtype that determines which numbers are valid factors."""
         first: Tensor = getattr(self, self.reads[0])
         return first.dtype
 
     def check_factors(self) -> None:
-        """Raise BadRequest for factors that are no numbers, or complex where they must be real."""
+        """Raise BadRequest for factors that are not numbers, or are complex where they must be real."""
         for name in self.numbers:
             given = getattr(self, name)
             if given is not None or name != "beta":
@@ -107,7 +107,7 @@ class FactorRequest(OperandRequest[R_co]):
         most = float(MAX_FLOAT) if self.factor_dtype in (F64, C128) else F32_MAX
         free = {name: Free(-most, most) for name in self.numbers if name != "beta"}
         if self.reads_added:
-            free["beta"] = Free(math.ulp(0.0), most)  # with 0 nothing reads what is added: that is another plan
+            free["beta"] = Free(math.ulp(0.0), most)  # with 0 the added operand is not read: another plan
         return NamedArguments((*self.reads, *self.writes, *self.numbers), free, self.in_place)
 
 
@@ -116,7 +116,7 @@ class AlphaRequest(FactorRequest["Tensor"]):
     """A request with a factor alpha, given by value.
 
     Attributes:
-        alpha: a number; complex ones for complex matrices alone.
+        alpha: a number; complex only for complex matrices.
     """
 
     numbers: ClassVar[tuple[str, ...]] = ("alpha",)
@@ -135,14 +135,14 @@ class ScaledSparseRequest(AlphaRequest, SparseRequest["Tensor"]):
 
 
 def check_vector(name: str, tensor: Tensor | None, extent: int, reason: str) -> None:
-    """BadRequest unless an operand, where there is one, is a vector of so many elements."""
+    """BadRequest unless an operand, if present, is a vector of so many elements."""
     if tensor is not None and tensor.shape != (extent,):
         hint = "x[:, 0] is a column" if tensor.ndim == 2 else ""
         raise BadRequest(name, str(tensor.layout), f"{tensor.dtype}[{extent}], {reason}", hint)
 
 
 def check_matrix(name: str, tensor: Tensor | None, shape: tuple[int | None, int | None], reason: str) -> None:
-    """BadRequest unless an operand, where there is one, is a matrix of these extents, of which None is any."""
+    """BadRequest unless an operand, if present, is a matrix of these extents; None allows any extent."""
     if tensor is None:
         return
     fits = tensor.ndim == 2 and all(w is None or w == e for w, e in zip(shape, tensor.shape, strict=True))

@@ -1,7 +1,7 @@
-"""Requests of batches of products: sparse matrices of one size times dense ones, and dense products at their places.
+"""Requests of batches of products: a batch of sparse matrices of one size times dense ones, and batched SDDMM.
 
 All matrices of a batch have the same number of elements. Each of the three parts of A either has a batch axis in front,
-or is shared by all matrices. Follow https://docs.nvidia.com/cuda/cusparse/#cusparsespmm and #cusparsesddmm.
+or is shared by all matrices. Follows https://docs.nvidia.com/cuda/cusparse/#cusparsespmm and #cusparsesddmm.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PARTS = ("values", "rows", "columns")
 
 
 def check_batch(request: Any, formats: Sequence[SparseFormat], hint: str = "") -> None:
-    """Set a request's form; BadRequest for another format, and for parts that are neither a batch nor shared."""
+    """Set a request's form; BadRequest for another format, and for parts that are neither batched nor shared."""
     form = check_form("form", request.form)
     object.__setattr__(request, "form", form)
     if form.format not in formats:
@@ -56,35 +56,36 @@ class BatchedSpmmRequest(SpmmRequest):
     Follows https://docs.nvidia.com/cuda/cusparse/#cusparsespmm. Indices beyond a matrix are read beyond other operands.
 
     Attributes:
-        values: (batch, nnz), or (nnz,) where one A is for all; of BSR (batch, blocks, block rows, block columns), or
-            one of these. The A of a batch have as many elements. Of f16 and bf16 sums are f32, and so may results be.
-        rows: of CSR (batch, m + 1), or (m + 1,) where all A have their rows begin at the same places; of CSC and COO
-            (batch, nnz), or (nnz,) where all A have elements in the same rows; of BSR as of CSR, by rows of blocks.
-        columns: of CSC (batch, n + 1), or (n + 1,) for all; of the others (batch, nnz), or (nnz,) for all.
+        values: (batch, nnz), or (nnz,) if all A share them; of BSR (batch, blocks, block rows, block columns), or the
+            same without the batch axis. All A of a batch have the same number of elements. For f16 and bf16 sums are
+            f32, and results may be f32.
+        rows: of CSR (batch, m + 1), or (m + 1,) if all A share the row offsets; of CSC and COO (batch, nnz), or (nnz,)
+            if all A share the row indices; of BSR as of CSR, by rows of blocks.
+        columns: of CSC (batch, n + 1), or (n + 1,) if shared; of the others (batch, nnz), or (nnz,) if shared.
         form: that of each A.
         b: (batch, n, k), or (batch, m, k) for a `trans` other than "n".
-        c: added as beta · c, of out's shape; it may be `out` itself, and is not read where beta is 0.
+        c: added as beta · c, of out's shape; it may be `out` itself, and is not read if beta is 0.
         out: (batch, m, k), or (batch, n, k).
-        algorithm: a `SpmmAlgorithm`, for the format of A; of COO not COO_ALG3, which takes no batch. Left open it is
-            COO_ALG4 there.
+        algorithm: a `SpmmAlgorithm` for the format of A; for COO not COO_ALG3, which does not support batches. If left
+            out it is COO_ALG4 for COO.
 
-    Of CSR with `trans` "n", and of CSC with another, where `algorithm` is left open, it is one launch of the kernel of
-    `spmm`, over B and C of any strides, with the same bits in each run. The rest is cuSPARSE's, of matrices of B and C
-    that are row-major or column-major: one call where it takes such a batch, which it does of CSR with an algorithm
-    and of COO with one A for all, and else a call for each matrix.
+    CSR with `trans` "n", and CSC with another `trans`, run as one launch of the kernel of `spmm` if `algorithm` is left
+    out: for B and C of any strides, with the same bits in each run. All else is computed by cuSPARSE, which needs
+    row-major or column-major matrices of B and C: in one call if cuSPARSE supports such a batch, which it does for CSR
+    with an algorithm and for COO with one A for all, else with a call for each matrix.
     """
 
     op: ClassVar[str] = "spmm_batched"
-    batch_operand: ClassVar[str] = "b"  # which says how many there are
+    batch_operand: ClassVar[str] = "b"  # its first axis is the batch size
 
     @property
     def batch(self) -> int:
-        """How many products there are."""
+        """The number of products."""
         return self.b.shape[0]
 
     @property
     def same_bits(self) -> bool:
-        """Whether they are promised: not where the product may be cuSPARSE's."""
+        """Whether the same bits in each run are promised: not if the product may be cuSPARSE's."""
         return self.library == "own"
 
     def check_fields(self) -> None:
@@ -119,19 +120,19 @@ class BatchedSpmmRequest(SpmmRequest):
 class BatchedSddmmRequest(SddmmRequest):
     """C[i] = alpha · (A[i] · B[i] where C[i] has elements) + beta · C[i]: SDDMM over a batch, as one launch.
 
-    The result is the values of the matrices with the rows and columns of C; the same bits come in each run. Follows
+    The result is the values of matrices with the rows and columns of C, with the same bits in each run. Follows
     https://docs.nvidia.com/cuda/cusparse/#cusparsesddmm, by a kernel of this library. Indices beyond a matrix are read
     beyond other operands.
 
     Attributes:
-        values: those of C, (batch, nnz), or (nnz,) where they are for all; not read where beta is 0. Their dtype, f32
-            f64 c64 c128 f16 or bf16, is that of all. Sums are of f32 for those of 16 bits.
-        rows: of CSR (batch, m + 1), or (m + 1,) for all; of CSC and COO (batch, nnz), or (nnz,) for all.
-        columns: of CSC (batch, n + 1), or (n + 1,) for all; of CSR and COO (batch, nnz), or (nnz,) for all. The C of a
-            batch have as many elements.
-        form: that of each C, which is in CSR, CSC or COO.
-        a: (batch, m, k), of any strides, or (m, k) for all.
-        b: (batch, k, n), of any strides, or (k, n) for all. One of a and b is a batch at least.
+        values: those of C, (batch, nnz), or (nnz,) if shared; not read if beta is 0. All operands have their dtype: f32
+            f64 c64 c128 f16 or bf16. For the 16-bit dtypes sums are f32.
+        rows: of CSR (batch, m + 1), or (m + 1,) if shared; of CSC and COO (batch, nnz), or (nnz,) if shared.
+        columns: of CSC (batch, n + 1), or (n + 1,) if shared; of CSR and COO (batch, nnz), or (nnz,) if shared. All C
+            of a batch have the same number of elements.
+        form: that of each C, in CSR, CSC or COO.
+        a: (batch, m, k), of any strides, or (m, k) if shared.
+        b: (batch, k, n), of any strides, or (k, n) if shared. At least one of a and b is a batch.
         beta: a number; None for 0.
         out: (batch, nnz); it may be `values` itself.
     """
@@ -140,12 +141,12 @@ class BatchedSddmmRequest(SddmmRequest):
 
     @property
     def batch_operand(self) -> str:
-        """Which operand says how many there are."""
+        """The operand that determines the batch size."""
         return "a" if self.a.ndim == BATCH else "b"
 
     @property
     def batch(self) -> int:
-        """How many products there are."""
+        """The number of products."""
         first: Tensor = getattr(self, self.batch_operand)
         return first.shape[0]
 
@@ -166,7 +167,7 @@ class BatchedSddmmRequest(SddmmRequest):
         self._check_batch("b", (self.a.shape[-1], n), f"as C is [{m}, {n}] and a {list(self.a.shape)}")
 
     def _check_batch(self, name: str, shape: tuple[int | None, int | None], reason: str) -> None:
-        """BadRequest unless an operand is a batch of matrices of some extents, of which None is any, or one for all."""
+        """BadRequest unless an operand is a matrix, or a batch of matrices, of these extents; None allows any."""
         tensor: Tensor = getattr(self, name)
         extents = (self.batch, *shape)[-tensor.ndim :]
         fits = tensor.ndim in (BATCH, BATCH - 1) and all(

@@ -1,4 +1,4 @@
-"""What rows of batches of sparse products take: each rule gives "needs …, has …", or ""."""
+"""The operands that rows of batched sparse products support: each rule returns "needs …, has …", or ""."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ BLOCK_AXES = 3  # of the elements of a matrix in BSR: blocks, and their rows and
 
 
 def axes_of(request: Any, name: str) -> int:
-    """How many axes one of the three parts of a matrix has, without that of a batch."""
+    """The number of axes of one of the three parts of a matrix, without the batch axis."""
     return BLOCK_AXES if name == "values" and request.form.format == SparseFormat.BSR else 1
 
 
 def nnz_of(request: Any) -> int:
-    """How many elements, or blocks, a matrix has, or each of a batch."""
+    """The number of elements, or blocks, of a matrix, or of each matrix of a batch."""
     count: int = request.values.shape[-axes_of(request, "values")]
     return count
 
@@ -50,14 +50,14 @@ def has_format(request: Any, wanted: SparseFormat) -> str:
 
 
 def batch_algorithm(request: Any) -> str:
-    """An algorithm for batches; COO_ALG3 is none, and faults where a matrix begins between multiples of 16 bytes."""
+    """An algorithm for batches; COO_ALG3 is not, and faults if a matrix does not begin at a multiple of 16 bytes."""
     if request.algorithm is not SpmmAlgorithm.COO_ALG3:
         return ""
     return "needs algorithm default, coo_alg1, coo_alg2 or coo_alg4 for a batch, has coo_alg3"
 
 
 def dense_elements(request: Any) -> str:
-    """A result in which the elements of each matrix are one behind another."""
+    """A result in which the elements of each matrix are contiguous."""
     layout = request.layout_of("out")
     if not layout.size or layout.shape[-1] == 1 or layout.strides[-1] == 1:
         return ""

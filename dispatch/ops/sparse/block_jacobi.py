@@ -1,4 +1,4 @@
-"""The request of the inverses of the blocks along a sparse matrix's diagonal, by which block Jacobi preconditions."""
+"""The request for the inverses of the diagonal blocks of a sparse matrix: a block Jacobi preconditioner."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ MOST_BLOCKS = 2**31 - 1
 
 @dataclass(frozen=True, eq=False)
 class BlockJacobiRequest(SparseRequest["tuple[Tensor, Tensor]"]):
-    """The inverses of the blocks along the diagonal of a square matrix; gives back (blocks, info). Nothing waits.
+    """The inverses of the diagonal blocks of a square matrix; returns (blocks, info). Nothing waits for the device.
 
-    Block k is made of rows and columns k · block_size up to (k + 1) · block_size, or up to n for the last one. Elements
-    that are not stored are 0, those that are stored twice count twice, and COO is sorted by row. Each block is scaled
-    by rows and columns and inverted in double precision, with pivots, whatever the dtype.
+    Block k covers rows and columns k · block_size up to (k + 1) · block_size, or up to n for the last one. Elements
+    that are not stored are 0, elements that are stored twice are added up, and COO is sorted by row. Each block is
+    scaled by rows and columns and inverted in double precision, with pivoting, whatever the dtype.
 
     Follows Saad, Iterative Methods for Sparse Linear Systems, 4.1.1 and 10.2 (block Jacobi), and LAPACK's GEEQU and
-    GESVX, by whose measure a block is singular: the reciprocal of its condition, once it is scaled, is below 2^-50 (of
-    absolute values, 2^-50 for each of its rows).
+    GESVX for the test of singularity: a block is singular if its reciprocal condition number, after scaling, is below
+    2^-50 (for absolute values, 2^-50 for each of its rows).
 
     Attributes:
-        block_size: the rows of a block, 1 to 32; the last block has fewer where n is no multiple of them. BSR may have
-            blocks of another size.
-        absolute: the inverse of the absolute value of each block, (B·B)^½ of a symmetric B, which is positive definite
-            where B is indefinite: what `minres` wants of an indefinite matrix. The mean of B and its transpose is
-            taken, and scaled as a whole. For f32 and f64.
-        out: (blocks, block_size, block_size), of any strides; left open it has the columns of each block one behind
-            another, which an iteration reads fastest. What the last block lacks of its size is 0.
+        block_size: the rows of a block, 1 to 32; the last block has fewer if n is not a multiple. BSR may have blocks
+            of another size.
+        absolute: invert the absolute value of each block, (B·B)^½ of a symmetric B, which is positive definite even if
+            B is indefinite: `minres` needs this for an indefinite matrix. The mean of B and its transpose is used, and
+            scaled as a whole. For f32 and f64.
+        out: (blocks, block_size, block_size), of any strides; if left out, the columns of each block are contiguous,
+            which an iteration reads fastest. The rows and columns that the last block lacks are 0.
         info: i32: 0, or 1 + the number of the first block without an inverse: it is singular, has an element that is
-            NaN or infinite, or an inverse that is too large for the dtype. All of such a block of `out` is NaN, so that
-            an iteration with it ends with -2.
+            NaN or infinite, or an inverse that is too large for the dtype. Such a block of `out` is all NaN, so that an
+            iteration with it ends with -2.
     """
 
     op: ClassVar[str] = "block_jacobi"
@@ -67,7 +67,7 @@ class BlockJacobiRequest(SparseRequest["tuple[Tensor, Tensor]"]):
 
     @property
     def blocks(self) -> int:
-        """How many there are."""
+        """The number of blocks."""
         return -(-self.form.shape[0] // int(self.block_size))
 
     def outputs(self) -> dict[str, Output]:

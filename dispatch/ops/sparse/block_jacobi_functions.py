@@ -1,4 +1,4 @@
-"""The inverses of the blocks along a matrix's diagonal as an object to precondition with: `block_jacobi`."""
+"""The inverses of a matrix's diagonal blocks as a preconditioner object: `block_jacobi`."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ HINT = "another block_size, or a matrix whose blocks are regular, such as A + cÂ
 
 
 class BlockJacobi:
-    """The inverses of the blocks along the diagonal of A, as the M of `cg`, `bicgstab`, `gmres` and `minres`.
+    """The inverses of the diagonal blocks of A, as the M of `cg`, `bicgstab`, `gmres` and `minres`.
 
-    `inverses` (blocks, block_size, block_size) is on the device of A, and `source` is A. An iteration may be with
-    another matrix of as many rows.
+    `inverses` (blocks, block_size, block_size) is on the device of A, and `source` is A. The matrix of the iteration
+    may be another one with the same number of rows.
     """
 
     __slots__ = ("absolute", "block_size", "inverses", "source")
@@ -49,10 +49,10 @@ class BlockJacobi:
         return self.source.shape
 
     def refactorize(self, values: Any, *, check: bool = True) -> BlockJacobi:
-        """Itself, with the inverses of other elements of A at the same places; those of before stay where it fails.
+        """Replace the inverses by those of other elements of A at the same places; returns self. No change on failure.
 
-        They are in the order of A, whatever its format, and of the dtype and the shape of those before, and on their
-        device; BadRequest for others.
+        The elements are in the order of A, whatever its format. Their dtype, shape and device are those of the previous
+        elements; BadRequest for others.
         """
         old, new = self.source.values, as_tensor("values", values)
         if new.dtype is not old.dtype or new.shape != old.shape or new.device is not old.device:
@@ -66,11 +66,12 @@ class BlockJacobi:
 
 
 def block_jacobi(A: Any, block_size: int | None = None, *, absolute: bool = False, check: bool = True) -> BlockJacobi:
-    """The inverses of the blocks of `block_size` rows along the diagonal of A, by the request `block_jacobi`.
+    """The inverses of the diagonal blocks of A, of `block_size` rows each, by the request `block_jacobi`.
 
-    Left open, of BSR alone, the blocks are those of A. With `absolute` they are those of the blocks' absolute values,
-    which are positive definite, as `minres` wants them of an indefinite matrix. LinAlgError for a block without an
-    inverse, which is waited for; with `check=False` nothing is looked at, and all of its inverse is NaN.
+    If `block_size` is left out, which only BSR allows, the blocks are those of A. With `absolute` the absolute values
+    of the blocks are inverted, which are positive definite, as `minres` needs them for an indefinite matrix.
+    LinAlgError for a block without an inverse, after waiting for the status; with `check=False` there is no check, and
+    such an inverse is all NaN.
     """
     matrix = as_sparse(A)
     if block_size is None:

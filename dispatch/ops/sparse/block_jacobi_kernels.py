@@ -1,15 +1,15 @@
-"""The kernel that inverts the blocks along a sparse matrix's diagonal, in CUDA C++.
+"""The kernel that inverts the diagonal blocks of a sparse matrix, in CUDA C++.
 
-As many threads as the next power of 2 has, one for each row, share a block in shared memory, and a block of threads has
-several of them. A thread reads its own line of the matrix and adds up what of it is in the block, so that elements that
-are stored twice come in one order. Gauss and Jordan's elimination with row pivots then inverts in place, of a block
-whose rows and then columns were scaled by powers of 2 until their largest elements are from 1 to 2. By the norms of
-that block and of its inverse it is told which is singular, whatever the units of its rows are: of a singular one
-roundoff makes an inverse whose norm is that of the precision. The absolute value of a symmetric block is by Jacobi's
-rotations, of as many pairs at a time as there are.
+Each matrix block is in shared memory, and is processed by as many threads as it has rows, rounded up to a power of 2; a
+thread block processes several matrix blocks. A thread reads its own line of the matrix and adds up the elements within
+the matrix block, so that duplicates are added in a fixed order. Gauss-Jordan elimination with row pivoting then inverts
+in place; before it, rows and then columns are scaled by powers of 2 until their largest elements are between 1 and 2.
+The norms of the scaled block and of its inverse determine whether it is singular, whatever the units of its rows: for a
+singular block roundoff produces an inverse whose norm is the reciprocal of the precision. The absolute value of a
+symmetric block is computed by Jacobi rotations of all disjoint pairs at once.
 
-Follows Golub and Van Loan, Matrix Computations, 3.4 and 8.5 (the order of pairs is 8.5.6's, of a tournament), and
-LAPACK's GEEQU and GESVX (the scaling, and the reciprocal of the condition).
+Follows Golub and Van Loan, Matrix Computations, 3.4 and 8.5 (the order of pairs is the tournament ordering of 8.5.6),
+and LAPACK's GEEQU and GESVX (the scaling, and the reciprocal condition number).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The inverses of the blocks along a matrix's diagonal by NumPy: what the host computes."""
+"""The inverses of a matrix's diagonal blocks by NumPy: the host's results."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 __all__ = ["blocks_of", "evaluate", "numpy_block_jacobi", "reciprocals"]
 
-SINGULAR = 2.0**-50  # the reciprocal of a condition, as the kernel has it
+SINGULAR = 2.0**-50  # the least reciprocal condition number, as in the kernel
 
 
 def blocks_of(request: Any) -> Array:
-    """The blocks of a matrix (blocks, size, size) in double precision; what the last one lacks of its size is 0."""
+    """The blocks of a matrix (blocks, size, size) in double precision; elements that the last block lacks are 0."""
     form, size = request.form, int(request.block_size)
     row, column = coordinates(form, request.rows, request.columns)
     high, wide = form.block
@@ -28,9 +28,9 @@ def blocks_of(request: Any) -> Array:
     values = numbers(request.values, EXACT).reshape(-1)
     is_inside = rows // size == columns // size
     rows, columns, values = rows[is_inside], columns[is_inside], values[is_inside]
-    found = np.zeros((request.blocks, size, size), values.dtype)
-    np.add.at(found, (rows // size, rows % size, columns % size), values)
-    return found
+    blocks = np.zeros((request.blocks, size, size), values.dtype)
+    np.add.at(blocks, (rows // size, rows % size, columns % size), values)
+    return blocks
 
 
 def evaluate(request: Any, work: np.dtype[Any]) -> Results:
@@ -41,15 +41,15 @@ def evaluate(request: Any, work: np.dtype[Any]) -> Results:
     padding = np.arange(last, size)
     blocks[-1, padding, padding] = 1
     with np.errstate(all="ignore"):
-        found = (absolutes if request.absolute else reciprocals)(blocks).astype(kind).astype(blocks.dtype)
-    flawed = ~np.isfinite(found).all(axis=(1, 2))
-    found[flawed] = complex(np.nan, np.nan) if blocks.dtype.kind == "c" else np.nan
-    found[-1, last:, :] = found[-1, :, last:] = 0
-    return {"out": found, "info": np.asarray(np.int32(1 + flawed.argmax() if flawed.any() else 0))}
+        inverses = (absolutes if request.absolute else reciprocals)(blocks).astype(kind).astype(blocks.dtype)
+    flawed = ~np.isfinite(inverses).all(axis=(1, 2))
+    inverses[flawed] = complex(np.nan, np.nan) if blocks.dtype.kind == "c" else np.nan
+    inverses[-1, last:, :] = inverses[-1, :, last:] = 0
+    return {"out": inverses, "info": np.asarray(np.int32(1 + flawed.argmax() if flawed.any() else 0))}
 
 
 def scales(blocks: Array, axis: int) -> Array:
-    """Powers of 2 that leave the largest elements of rows, or columns, from 0.5 to 1; 1 where all are 0."""
+    """Powers of 2 that scale the largest elements of rows, or columns, to between 0.5 and 1; 1 if all are 0."""
     powers = np.frexp(parts(blocks).max(axis=axis, keepdims=True))[1]
     return np.asarray(np.ldexp(1.0, -np.clip(powers, -1000, 1000)))
 
@@ -60,7 +60,7 @@ def parts(blocks: Array) -> Array:
 
 
 def reciprocals(blocks: Array) -> Array:
-    """Inverses of blocks, scaled by rows and columns; NaN for a singular one, and for one that is not finite."""
+    """Inverses of blocks, scaled by rows and columns; NaN for a singular block, and for one that is not finite."""
     sound: Array = np.asarray(np.isfinite(blocks).all(axis=(1, 2)))
     safe = np.where(sound[:, None, None], blocks, np.eye(blocks.shape[-1]))
     by_row = scales(safe, 2)
@@ -68,13 +68,13 @@ def reciprocals(blocks: Array) -> Array:
     scaled = safe * by_row * by_column
     singular = np.linalg.svd(scaled, compute_uv=False)
     sound &= singular[:, -1] > SINGULAR * singular[:, 0]
-    made = np.linalg.inv(np.where(sound[:, None, None], scaled, np.eye(blocks.shape[-1])))
-    made = made * by_column.transpose(0, 2, 1) * by_row.transpose(0, 2, 1)
-    return np.where(sound[:, None, None], made, np.nan)
+    inverses = np.linalg.inv(np.where(sound[:, None, None], scaled, np.eye(blocks.shape[-1])))
+    inverses = inverses * by_column.transpose(0, 2, 1) * by_row.transpose(0, 2, 1)
+    return np.where(sound[:, None, None], inverses, np.nan)
 
 
 def absolutes(blocks: Array) -> Array:
-    """Inverses of the absolute values of symmetric blocks; NaN as of `reciprocals`."""
+    """Inverses of the absolute values of symmetric blocks; NaN as in `reciprocals`."""
     sound: Array = np.asarray(np.isfinite(blocks).all(axis=(1, 2)))
     safe = np.where(sound[:, None, None], blocks, np.eye(blocks.shape[-1]))
     by = scales(safe.reshape(len(safe), 1, -1), 2)
@@ -82,8 +82,8 @@ def absolutes(blocks: Array) -> Array:
     values, vectors = np.linalg.eigh((scaled + scaled.transpose(0, 2, 1)) / 2)
     sizes = np.abs(values)
     sound &= sizes.min(axis=1) > blocks.shape[-1] * SINGULAR * sizes.max(axis=1)
-    made = (vectors / sizes[:, None, :]) @ vectors.transpose(0, 2, 1) * by
-    return np.where(sound[:, None, None], (made + made.transpose(0, 2, 1)) / 2, np.nan)
+    inverses = (vectors / sizes[:, None, :]) @ vectors.transpose(0, 2, 1) * by
+    return np.where(sound[:, None, None], (inverses + inverses.transpose(0, 2, 1)) / 2, np.nan)
 
 
 numpy_block_jacobi = numpy_call(evaluate)

@@ -1,7 +1,7 @@
-"""Requests between CSR and BSR: the blocks of a matrix in CSR counted, and made; and all elements of blocks as CSR.
+"""Requests between CSR and BSR: count the blocks of a matrix in CSR, create them, and expand blocks to CSR.
 
-How many blocks have an element the device alone knows: there is a request that counts them, and one that is told, as
-with dense matrices. The formats follow https://docs.nvidia.com/cuda/cusparse/#cusparse-storage-formats.
+Only the device knows how many blocks have an element, so there is a request that counts them, and one that is passed
+the count, as for dense matrices. The formats follow https://docs.nvidia.com/cuda/cusparse/#cusparse-storage-formats.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_EXTENT, MAX_I32 = 2**48, np.iinfo(np.int32).max
 
 
 def check_block(name: str, given: object, shape: tuple[int, int]) -> tuple[int, int]:
-    """Rows and columns of a block; BadRequest for what is no such pair, or does not divide a matrix's extents."""
+    """Rows and columns of a block; BadRequest unless they are a pair that divides a matrix's extents."""
     if not isinstance(given, (tuple, list)) or len(given) != 2:
         raise BadRequest(name, shown(given), "rows and columns of a block, such as (2, 2)")
     high, wide = (check_int(name, extent, 1, MAX_EXTENT) for extent in given)
@@ -39,7 +39,7 @@ def check_block(name: str, given: object, shape: tuple[int, int]) -> tuple[int, 
 
 
 def refuse_count(nnzb: int, found: int) -> None:
-    """BadRequest for another number of blocks than `csr2bsr_nnz` has found, and for rows of which it says none."""
+    """BadRequest if `csr2bsr_nnz` counts another number of blocks, or if rows are unsorted and there is no count."""
     if found < 0:
         hint = "dispatch.sparse.sort(a), or a.sort_indices() of SciPy or CuPy"
         raise BadRequest("columns", f"{-found} unsorted elements", "sorted ones in each row", hint)
@@ -49,14 +49,14 @@ def refuse_count(nnzb: int, found: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class BlockedRequest(SparseRequest[R_co]):
-    """A matrix A in CSR, of which blocks are made; each one in which A has an element, also one that is 0.
+    """A matrix A in CSR, to be divided into blocks; a block exists if A stores an element in it, even one that is 0.
 
     Follows https://docs.nvidia.com/cuda/cusparse/#cusparse-storage-formats, by kernels of this library. Indices beyond
     the matrix are read beyond other operands: `sparse_check` finds them before.
 
     Attributes:
         values: the elements of A, of f32 f64 c64 c128 f16 bf16.
-        rows, columns: i32 or i64 each for itself. The columns of a row are sorted; elements of one place are no fault.
+        rows, columns: i32 or i64, independently. The columns of a row are sorted; duplicate elements are allowed.
         form: that of A, which is in CSR.
         block: rows and columns of a block, which divide those of A.
     """
@@ -73,7 +73,7 @@ class BlockedRequest(SparseRequest[R_co]):
 
     @property
     def lines(self) -> int:
-        """How many rows of blocks there are."""
+        """The number of rows of blocks."""
         return self.form.shape[0] // self.block[0]
 
 
@@ -81,7 +81,7 @@ class BlockedRequest(SparseRequest[R_co]):
 class Csr2bsrNnzRequest(BlockedRequest["Tensor"]):
     """How many blocks of a matrix in CSR have an element: one i64 on the device. The elements are not read.
 
-    Where rows are not sorted it is below 0: minus the number of elements before a smaller column of their row.
+    If rows are not sorted it is negative: minus the number of elements that precede a smaller column of their row.
 
     Attributes:
         out: i64 (1,).
@@ -97,14 +97,14 @@ class Csr2bsrNnzRequest(BlockedRequest["Tensor"]):
 
 @dataclass(frozen=True, eq=False)
 class Csr2bsrRequest(BlockedRequest["tuple[Tensor, Tensor, Tensor]"]):
-    """A matrix in CSR as BSR: (values, rows, columns). Blocks are sorted in each row; what A has not is 0 in them.
+    """A matrix in CSR as BSR: (values, rows, columns). Blocks are sorted in each row; elements that A lacks are 0.
 
-    The host compares `nnzb` with how many there are while it is enqueued, and so waits for what stands before it on its
-    stream. Elements of one place add up, in f32 those of f16 and bf16. The same bits come in each run.
+    The host compares `nnzb` with the actual number during the enqueue, and so waits for all earlier work on its stream.
+    Duplicate elements are added up, those of f16 and bf16 in f32. The same bits come in each run.
 
     Attributes:
-        nnzb: how many blocks there are, as `csr2bsr_nnz` counts them. Another number raises BadRequest in the call, as
-            columns do that are not sorted in their row, and then nothing is written.
+        nnzb: how many blocks there are, as `csr2bsr_nnz` counts them. Another number raises BadRequest in the call, and
+            so do unsorted columns; then nothing is written.
         out_values: (nnzb, block rows, block columns).
         out_rows: (rows of blocks + 1,), of the dtype and base of `rows`.
         out_columns: (nnzb,), of the dtype of `columns`.
@@ -132,17 +132,17 @@ class Csr2bsrRequest(BlockedRequest["tuple[Tensor, Tensor, Tensor]"]):
 
 @dataclass(frozen=True, eq=False)
 class Bsr2csrRequest(SparseRequest["tuple[Tensor, Tensor, Tensor]"]):
-    """A matrix in BSR as CSR, with every element of every block, also those that are 0: (values, rows, columns).
+    """A matrix in BSR as CSR, with every element of every block, including zeros: (values, rows, columns).
 
-    The places follow from those of the blocks: nothing is counted, and nobody waits. The elements of a row come in the
-    order of its blocks. Follows https://docs.nvidia.com/cuda/cusparse/#cusparse-storage-formats, by a kernel of this
-    library.
+    The places follow from those of the blocks, so nothing is counted, and nothing waits. The elements of a row come in
+    the order of its blocks. Follows https://docs.nvidia.com/cuda/cusparse/#cusparse-storage-formats, by a kernel of
+    this library.
 
     Attributes:
         values: (blocks, block rows, block columns), of f32 f64 c64 c128 f16 bf16.
-        rows, columns: i32 or i64 each for itself. BadRequest where one of i32 does not count the elements, or columns.
+        rows, columns: i32 or i64, independently. BadRequest if i32 is too narrow for the number of elements or columns.
         form: that of A, which is in BSR.
-        out_values: (nnz,), as many as `values` has.
+        out_values: (nnz,), with as many elements as `values`.
         out_rows: (m + 1,), of the dtype and base of `rows`.
         out_columns: (nnz,), of the dtype of `columns`.
     """

@@ -1,15 +1,15 @@
 """Kernels between CSR and BSR, in CUDA C++: they find the blocks that have an element, fill them, and spread them out.
 
-A block stands for its first element: that of the topmost of its rows that has one there. An element finds out by itself
-whether it is the first one of its block, by bisection of the rows above it in the same row of blocks, so that threads
-have as much to do however long rows are. First elements are marked by bits, 32 in a word, and a scan of the counts of
-words tells how many blocks have begun before any element. The place of a block in its row of blocks is the number of
-first elements, in all of these rows, in columns before it: bisection again. To fill the blocks a thread looks for one
-number of a block in its row of the matrix: memory is written once, along the blocks, zeros too, and elements of one
-place are added up in one order.
+A block is represented by its first element: that of the topmost row that has an element in the block. Each element
+determines by bisection of the rows above it, within the same row of blocks, whether it is the first of its block, so
+that threads do equal work however long rows are. First elements are marked by bits, 32 in a word, and a scan of the
+counts of words gives the number of blocks that begin before any element. The place of a block in its row of blocks is
+the number of first elements, in all of these rows, in earlier columns: bisection again. To fill the blocks, a thread
+searches its row of the matrix for one block column. Memory is written once, along the blocks, including zeros, and
+duplicate elements are added up in a fixed order.
 
-All of this needs sorted rows: `mark_blocks` counts the elements that stand before a smaller column, and `tell_count`
-puts that number, below 0, in place of how many blocks there are.
+All of this needs sorted rows: `mark_blocks` counts the elements that precede a smaller column, and `tell_count` writes
+minus that number in place of the number of blocks.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["SOURCE", "WORD", "options"]
 
-WORD = 32  # elements of which a word has the bits
+WORD = 32  # elements per word of bits
 REAL = {C64: F32, C128: F64}
-INDICES = {4: "int", 8: "long long"}  # by their bytes
+INDICES = {4: "int", 8: "long long"}  # by size in bytes
 
 SOURCE = (
     NUMBERS
@@ -179,7 +179,7 @@ extern "C" __global__ void unpack_blocks(
 
 
 def options(dtype: Dtype, offset_bytes: int, index_bytes: int) -> tuple[str, ...]:
-    """NVRTC's options for elements of a dtype, and for offsets and indices of so many bytes."""
+    """NVRTC's options for a dtype of elements, and for offsets and indices of so many bytes."""
     stored = REAL.get(dtype, dtype)
     words = {
         "STORED": NAMES[stored],

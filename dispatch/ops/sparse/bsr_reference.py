@@ -1,4 +1,4 @@
-"""Conversions between CSR and BSR by SciPy: what the host computes, and what is right."""
+"""Conversions between CSR and BSR by SciPy: the host's results, and the expected ones."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 __all__ = ["BLOCKS"]
 
-UNSORTED = 2  # among the flaws that are counted
+UNSORTED = 2  # index into the counts of `flaws`
 
 
 def in_blocks(request: Any, work: np.dtype[Any]) -> tuple[Any, int]:
-    """The matrix in BSR, its blocks sorted, and how many there are; minus the unsorted elements, if there are any.
+    """The matrix in BSR with sorted blocks, and their number; or minus the number of unsorted elements, if any.
 
-    Elements of one place add up also where a block has one, which SciPy's BSR leaves apart there.
+    Duplicate elements are added up even where a row has a single block; SciPy's BSR would not add them there.
     """
-    matrix = matrix_of(request, work)  # which looks whether the indices are within the matrix
-    found = matrix.tocsr().tobsr(blocksize=request.block)
-    found.sort_indices()
+    matrix = matrix_of(request, work)  # checks that the indices are within the matrix
+    blocked = matrix.tocsr().tobsr(blocksize=request.block)
+    blocked.sort_indices()
     unsorted = int(flaws(request.form, np.asarray(request.rows), np.asarray(request.columns))[UNSORTED])
-    return found, -unsorted or len(found.indices)
+    return blocked, -unsorted or len(blocked.indices)
 
 
 def blocks_counted(request: Any, work: np.dtype[Any]) -> Results:
@@ -37,7 +37,7 @@ def blocks_counted(request: Any, work: np.dtype[Any]) -> Results:
 
 
 def made_blocks(request: Any, work: np.dtype[Any]) -> Results:
-    """The blocks; BadRequest where there are others than so many."""
+    """The blocks; BadRequest if their number is not the expected one."""
     found, count = in_blocks(request, work)
     refuse_count(request.nnzb, count)
     base = request.form.base
@@ -50,11 +50,11 @@ def expanded_blocks(request: Any, work: np.dtype[Any]) -> Results:
     import scipy.sparse as sp
 
     form, (rows, columns) = request.form, (np.asarray(part) for part in (request.rows, request.columns))
-    coordinates(form, rows, columns)  # which looks at them, for SciPy does not
+    coordinates(form, rows, columns)  # checks the indices, which SciPy does not
     parts = (numbers(request.values, work), columns - form.base, rows - form.base)
-    found = sp.bsr_array(parts, shape=form.shape, blocksize=form.block).tocsr()
-    offsets, indices = (part.astype(np.int64) + form.base for part in (found.indptr, found.indices))
-    return {"out_values": found.data, "out_rows": offsets, "out_columns": indices}
+    expanded = sp.bsr_array(parts, shape=form.shape, blocksize=form.block).tocsr()
+    offsets, indices = (part.astype(np.int64) + form.base for part in (expanded.indptr, expanded.indices))
+    return {"out_values": expanded.data, "out_rows": offsets, "out_columns": indices}
 
 
 BLOCKS: dict[str, Callable[[Any, np.dtype[Any]], Results]] = {

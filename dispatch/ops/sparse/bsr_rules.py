@@ -1,4 +1,4 @@
-"""What rows of conversions between CSR, BSR and dense matrices take: each rule gives "needs …, has …", or ""."""
+"""The operands that rows of conversions between CSR, BSR and dense matrices support: a rule returns "needs …" or ""."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ def only_bsr(request: Any) -> str:
 
 
 def dense_blocks(request: Any) -> str:
-    """Blocks of the result one behind another, each with its rows so."""
+    """Contiguous blocks of the result, each with contiguous rows."""
     layout = request.layout_of("out_values")
     return "" if not layout.size or layout.is_contiguous else f"needs out_values dense, has {layout}: leave it open"

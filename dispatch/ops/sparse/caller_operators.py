@@ -1,6 +1,6 @@
 """A request's operators as source, and a compiler's message about their lines as an error of the operator.
 
-This file calls nothing.
+This file calls no library.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ def operators_of(request: Any, compute: Dtype) -> Operators:
 
 
 def compile_error(request: Any, error: NvrtcError) -> BadRequest | NvrtcError:
-    """The compiler's error as one that names the caller's line; as it is if it is about no such line."""
-    found = LINE.search(error.log or "")
-    if found is None:
+    """The compiler's error, rewritten to name the caller's line; unchanged if it is not about such a line."""
+    match = LINE.search(error.log or "")
+    if match is None:
         return error
-    name, is_spmv_op = found.group(1), request.op == "spmv_op"
+    name, is_spmv_op = match.group(1), request.op == "spmv_op"
     operator = request.epilogue if is_spmv_op else getattr(request.ring, name)
     if operator is None:
         return error
     lines = operator.code.rstrip().splitlines()
-    number = min(int(found.group(2)), len(lines))  # what the last line lacks is told of the next
+    number = min(int(match.group(2)), len(lines))  # an error at the end of the last line is reported on the next
     place = name if is_spmv_op else f"semiring.{name}"
-    given = f"{place}.code, of which line {number}, `{lines[number - 1].strip()}`, does not compile: {found.group(3)}"
+    message = f"{place}.code, of which line {number}, `{lines[number - 1].strip()}`, does not compile: {match.group(3)}"
     names = "row and x" if is_spmv_op else FOUND[name]
-    return BadRequest(place, given, f"CUDA C++ that returns a Number; it has {names}", _hint(request.values.dtype))
+    return BadRequest(place, message, f"CUDA C++ that returns a Number; it has {names}", _hint(request.values.dtype))
 
 
 def _hint(dtype: Dtype) -> str:

@@ -1,7 +1,7 @@
 """The cases of sparse linear algebra: every pattern in every format, with indices of both widths and both bases.
 
-What must not be read is NaN: the other triangle, a unit diagonal, an operand times a beta of 0, and all of a result
-before it is written. Values and indices are surrounded by others, so that an index off by one is noticed.
+Memory that must not be read is NaN: the other triangle, a unit diagonal, an operand times a beta of 0, and all of a
+result before it is written. Values and indices are surrounded by others, so that an index off by one is detected.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ FACTORS = ((1.0, 0.0), (0.75, -1.5), (0.0, 0.5), (-2.0, 1.0), (1.0, 1.0))
 ADDED = ("nothing", "apart", "in place")
 BLOCKS = ((4, 4), (2, 2), (4, 2))
 WIDE = 5  # of dense matrices
-ANALYSED = ("spsv", "spsm", "spgemm")  # of fixed patterns once
+ANALYSED = ("spsv", "spsm", "spgemm")  # analysed once for fixed patterns
 
 
 class Form(NamedTuple):
-    """A case: pattern and shape, how it is stored, the operation, factors, what is added, and layouts."""
+    """A case: pattern and shape, the storage, the operation, factors, the added operand, and layouts."""
 
     pattern: str
     shape: tuple[int, int]
@@ -87,7 +87,7 @@ class Form(NamedTuple):
 
 
 def forms(op: str, dtype: Dtype) -> list[Form]:
-    """Each pattern in each format, all else by turns; then matrices without rows or columns."""
+    """Each pattern in each format, all other properties in turn; then matrices without rows or columns."""
     kinds = FORMATS
     if op in ("spgemm", "spgemm_nnz"):
         kinds = (SparseFormat.CSR,)
@@ -95,7 +95,7 @@ def forms(op: str, dtype: Dtype) -> list[Form]:
         kinds = (SparseFormat.CSR, SparseFormat.CSC, SparseFormat.COO)
     elif op == "csr2csc":
         kinds = (SparseFormat.CSR, SparseFormat.CSC)
-    found = []
+    all_forms = []
     pairs = [*product(PATTERNS, kinds), *(("nothing", kind) for kind in kinds)]
     for number, (pattern, kind) in enumerate(pairs):
         alpha: complex
@@ -108,7 +108,7 @@ def forms(op: str, dtype: Dtype) -> list[Form]:
             shape = (shape[0] // 4 * 4, shape[1] // 4 * 4)
         if op in ("spsv", "spsm"):
             shape = (max(shape),) * 2
-        found.append(
+        all_forms.append(
             Form(
                 pattern,
                 shape,
@@ -126,7 +126,7 @@ def forms(op: str, dtype: Dtype) -> list[Form]:
                 fixed=number % 3 == 1,
             )
         )
-    return found
+    return all_forms
 
 
 class Draw:
@@ -136,7 +136,7 @@ class Draw:
         self.op, self.dtype, self.form, self.device, self.rng = op, dtype, form, device, rng
         self.fields: dict[str, Any] = {}
         self.written: tuple[GuardedBuffer, ...] = ()
-        # Of halves a result may be wide, by turns.
+        # For 16-bit dtypes some results are f32.
         self.out = F32 if dtype in HALF and form.base else dtype
 
     def normal(self, *shape: int, dtype: Dtype | None = None) -> Array:
@@ -154,7 +154,7 @@ class Draw:
         return memory
 
     def sparse(self, shape: tuple[int, int], prefix: str = "", number: int = 0) -> tuple[int, int]:
-        """Draw a matrix; returns its shape, which some patterns choose themselves."""
+        """Draw a matrix; returns its shape, which some patterns determine."""
         form = self.form
         square = form.pattern in SQUARE and form.kind is not SparseFormat.BSR
         if form.pattern in SQUARE and not square:
@@ -163,7 +163,7 @@ class Draw:
         if square and mask.shape[0] != shape[0] and prefix:
             mask = PATTERNS["random"](self.rng, shape)
         if mask.size and form.pattern != "nothing":
-            mask[-1, 0] = True  # whether there is an element at all is not left to chance
+            mask[-1, 0] = True  # ensures at least one element
         drawn = self.normal(*mask.shape)
         if self.op in ("spsv", "spsm"):
             mask, drawn = self.triangle(mask, drawn)
@@ -184,14 +184,14 @@ class Draw:
         return m, n
 
     def triangle(self, mask: Any, drawn: Array) -> tuple[Any, Array]:
-        """A well conditioned triangle; what must not be read of it is NaN."""
+        """A well-conditioned triangle; elements that must not be read are NaN."""
         n = len(mask)
         mask = mask | np.eye(n, dtype=bool)
         drawn = (drawn / (2 * np.sqrt(n + 1))).astype(drawn.dtype)
         np.fill_diagonal(drawn, np.nan if self.form.diag is DiagType.UNIT else 1 + np.arange(n) % 3 / 3)
-        kept = np.tri(n, dtype=bool)
-        kept = kept if self.form.uplo is FillMode.LOWER else kept.T
-        drawn[~kept] = np.nan
+        stored_part = np.tri(n, dtype=bool)
+        stored_part = stored_part if self.form.uplo is FillMode.LOWER else stored_part.T
+        drawn[~stored_part] = np.nan
         return mask, drawn
 
     # -- by kind of op ------------------------------------------------------------------------------------------------
@@ -252,8 +252,8 @@ class Draw:
         self.fields["nnz"] = int(product_of_patterns(KINDS[self.op](**self.fields), EXACT).nnz)
         request = KINDS[self.op](**self.fields)
         if form.given:
-            made = request.outputs().items()
-            self.written = tuple(self.place_operand(name, poison(output.dtype, output.shape)) for name, output in made)
+            items = request.outputs().items()
+            self.written = tuple(self.place_operand(name, poison(output.dtype, output.shape)) for name, output in items)
 
     def draw_conversion(self) -> None:
         form = self.form
@@ -264,13 +264,13 @@ class Draw:
             return
         request = KINDS[self.op](**self.fields)
         order = form.by_rows[0] or self.op != "sparse_to_dense"
-        made = request.outputs().items()
+        items = request.outputs().items()
         self.written = tuple(
-            self.place_operand(name, poison(out.dtype, out.shape), by_rows=order) for name, out in made
+            self.place_operand(name, poison(out.dtype, out.shape), by_rows=order) for name, out in items
         )
 
     def corrupt_indices(self) -> None:
-        """Indices beyond the matrix, in no order, or twice, by turns; offsets that fall."""
+        """Indices beyond the matrix, unsorted, or duplicate, in turn; offsets that decrease."""
         kind, turn = self.form.kind, int(self.rng.integers(5))
         name = "rows" if kind is SparseFormat.CSC else "columns"
         offsets = "columns" if kind is SparseFormat.CSC else "rows"
@@ -300,10 +300,10 @@ DRAWS = {
 
 
 class ProductCheck(Check):
-    """Of a sparse product: the elements of a row may come in any order."""
+    """A check of a sparse product: the elements of a row may come in any order."""
 
     def verify(self, result: Tensor | tuple[Tensor, ...]) -> None:
-        """Raise Mismatch as others do, of the elements in their order."""
+        """Raise Mismatch like others, for the elements in sorted order."""
         values, rows, columns = (tensor.numpy() for tensor in result)
         ends = rows.astype(np.int64)
         if (np.diff(ends) < 0).any() or ends[-1] - ends[0] != len(columns):
@@ -322,16 +322,16 @@ def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.
     request = KINDS[op](**draw.fields)
     with np.errstate(all="ignore"):
         expected = evaluate(request, EXACT)
-        made = ProductCheck if op == "spgemm" else Check
-        return made(name, request, expected, bounds(request, expected), draw.written)
+        kind_of_check = ProductCheck if op == "spgemm" else Check
+        return kind_of_check(name, request, expected, bounds(request, expected), draw.written)
 
 
 def bounds(request: Any, expected: Results) -> Results:
-    """The bounds of errors: n + 4 roundings of the magnitudes of n products, four times that if complex, or 0."""
+    """Error bounds: n + 4 roundings of the magnitudes of n products, four times that for complex ones, or 0."""
     dtype, name = request.values.dtype, next(iter(expected))
-    found = {each: np.zeros(()) for each in expected}
+    limits = {each: np.zeros(()) for each in expected}
     if request.op in ("sparse_to_dense", "csr2csc", "spgemm_nnz", "sparse_check"):
-        return found
+        return limits
     out = expected[name]
     unit = ROUNDOFF[F32 if dtype in HALF else dtype][0] * (4 if dtype.is_complex else 1)
     terms = max(*request.form.shape, WIDE)
@@ -350,7 +350,7 @@ def bounds(request: Any, expected: Results) -> Results:
         factors = {"alpha": abs(request.alpha)}
     size = np.abs(altered(evaluate, request, **sizes, **factors)[name])
     stored_as = request.layout_of(name).dtype
-    return found | {name: np.asarray(rounded((terms + 4) * unit * size, out, stored_as))}
+    return limits | {name: np.asarray(rounded((terms + 4) * unit * size, out, stored_as))}
 
 
 def cases(row: Row) -> list[MadeCase]:
@@ -389,10 +389,10 @@ def cases(row: Row) -> list[MadeCase]:
     if op in VECTORS:
         return vector_cases(row)
     wide = row.dtypes[1] is F32 and dtype in HALF
-    # What this library's kernels take, too, is cuSPARSE's where that is asked.
-    asked = "cusparse" if op in ("sparse_mv", "spmm") and "cusparse" in (row.library, row.stands_for) else None
-    made = [
+    # For requests that this library's kernels also support, cuSPARSE must be named.
+    requested = "cusparse" if op in ("sparse_mv", "spmm") and "cusparse" in (row.library, row.stands_for) else None
+    selected = [
         form for form in forms(op, dtype) if dtype not in HALF or op not in ("sparse_mv", "spmm") or form.base == wide
     ]
-    made = [form._replace(library=asked if number // 4 % 3 else None) for number, form in enumerate(made)]
-    return [MadeCase(f"{dtype}-{number}", partial(check, op, dtype, form)) for number, form in enumerate(made)]
+    selected = [form._replace(library=requested if number // 4 % 3 else None) for number, form in enumerate(selected)]
+    return [MadeCase(f"{dtype}-{number}", partial(check, op, dtype, form)) for number, form in enumerate(selected)]

@@ -1,4 +1,4 @@
-"""The cases of batched products: one A for all, one of each, one pattern, one rows, orders, factors, what is added."""
+"""The cases of batched products: shared A, separate A, shared pattern, shared rows, orders, factors, added operands."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WIDE = 5
 
 
 class BatchIndices(NamedTuple):
-    """The indices of a batch of matrices with as many elements each; parts that are for all have no axis of it.
+    """The indices of a batch of matrices with equal numbers of elements; shared parts have no batch axis.
 
     `shape` is that of the values.
     """
@@ -45,7 +45,7 @@ class BatchIndices(NamedTuple):
 
 
 class Form(NamedTuple):
-    """A case: how the matrices are stored and what of them is for all, what is done to them, and the library asked."""
+    """A case: how the matrices are stored and which parts are shared, the operation, and the requested library."""
 
     format: SparseFormat
     kind: str
@@ -58,16 +58,16 @@ class Form(NamedTuple):
 def batched_cases(row: Row) -> list[MadeCase]:
     """Each kind of batch in each op."""
     dtypes, library = row.dtypes, row.stands_for or row.library
-    is_own, made = library == "own", []
+    is_own, listed = library == "own", []
     named = SparseFormat.named(row.variant) or SparseFormat.CSR
     for turn, (kind, trans, base) in enumerate(product(KINDS, tuple(Operation), (0, 1))):
         of = (SparseFormat.CSR if trans is Operation.N else SparseFormat.CSC) if is_own else named
-        # What this library's kernel takes, too, is cuSPARSE's where that is asked.
-        asked = library if not is_own and turn % 4 != 1 else None
-        one = Form(of, kind, Operation.N if of is SparseFormat.BSR else trans, base, turn, asked)
-        made.append(MadeCase(f"{dtypes[0]}-{turn}", partial(check, dtypes, one)))
+        # For requests that this library's kernel also supports, cuSPARSE must be named.
+        requested = library if not is_own and turn % 4 != 1 else None
+        one = Form(of, kind, Operation.N if of is SparseFormat.BSR else trans, base, turn, requested)
+        listed.append(MadeCase(f"{dtypes[0]}-{turn}", partial(check, dtypes, one)))
     nothing = Form(SparseFormat.CSR if is_own else named, NOTHING, Operation.N, 0, 0, None if is_own else library)
-    return [*made, MadeCase(f"{dtypes[0]}-nothing", partial(check, dtypes, nothing))]
+    return [*listed, MadeCase(f"{dtypes[0]}-nothing", partial(check, dtypes, nothing))]
 
 
 def draw_batch_indices(form: SparseForm, kind: str, batch: int, index: Any, rng: np.random.Generator) -> BatchIndices:
@@ -94,7 +94,7 @@ def draw_batch_indices(form: SparseForm, kind: str, batch: int, index: Any, rng:
 
 
 def row_lengths(kind: str, batch: int, m: int, n: int, rng: np.random.Generator) -> Array:
-    """How many elements each row of each matrix has, as many in each matrix; a row of none among them."""
+    """The number of elements in each row of each matrix, with equal totals; one row is empty."""
     if kind == NOTHING:
         return np.zeros((batch, m), np.int64)
     one = rng.integers(0, min(n, 6) + 1, m)
@@ -105,7 +105,7 @@ def row_lengths(kind: str, batch: int, m: int, n: int, rng: np.random.Generator)
 
 
 def check(dtypes: tuple[Dtype, ...], one: Form, name: str, device: Device, rng: np.random.Generator) -> Check:
-    """A request with fresh operands, amid others."""
+    """A request with fresh operands, surrounded by others."""
     (dtype, result), (of, kind, trans, base, turn, library) = dtypes, one
     (m, n), (alpha, beta) = SHAPES[turn % 4], FACTORS[(turn + turn // 4) % 4]
     batch, block = (2, 3, 1)[turn % 3], (1, 1)
@@ -116,8 +116,8 @@ def check(dtypes: tuple[Dtype, ...], one: Form, name: str, device: Device, rng: 
     indices = draw_batch_indices(form, kind, batch, np.int64 if turn % 5 == 2 else np.int32, rng)
 
     def normal(*shape: int, of: Dtype = dtype) -> Array:
-        found = rng.standard_normal(shape) + (1j * rng.standard_normal(shape) if dtype.is_complex else 0)
-        return np.asarray(found.astype(of.numpy))
+        numbers = rng.standard_normal(shape) + (1j * rng.standard_normal(shape) if dtype.is_complex else 0)
+        return np.asarray(numbers.astype(of.numpy))
 
     long, short = shape_of(form, trans)
 
@@ -125,7 +125,7 @@ def check(dtypes: tuple[Dtype, ...], one: Form, name: str, device: Device, rng: 
         return place(device, array, None if by_rows else (0, 2, 1), 2)
 
     parts = {"values": normal(*indices.shape), "rows": indices.rows, "columns": indices.columns}
-    is_blocks = of is SparseFormat.BSR  # whose elements are dense
+    is_blocks = of is SparseFormat.BSR  # the elements of blocks are contiguous
     fields: dict[str, Any] = {
         each: device.array(part) if is_blocks and each == "values" else place_operand(part).view
         for each, part in parts.items()

@@ -1,6 +1,6 @@
-"""The cases of the inverses of blocks: every format and size, held against NumPy's inverses of the dense blocks.
+"""The cases of inverses of diagonal blocks: every format and size, compared with NumPy's inverses of the dense blocks.
 
-What is right is made of the dense matrix that was drawn, by `numpy.linalg` in float64, and of no code of the row's.
+Expected results are computed from the dense matrix by `numpy.linalg` in float64, without any code of the row.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 __all__ = ["block_jacobi_cases", "expected_inverses", "matrix"]
 
 CSR, CSC, COO, BSR = SparseFormat
-ACCURATE = 16  # roundoffs of double precision for each row of a block, of what an inverse is condition and all
+ACCURATE = 16  # roundoffs of f64 for each row of a block, relative to inverse times condition number
 
 
 class Form(NamedTuple):
-    """A case: how many rows, the blocks' size, the pattern, how it is stored, what its elements are, and the result."""
+    """A case: the number of rows, the block size, the pattern, the storage, the kind of elements, and the layout."""
 
     n: int
     size: int
@@ -40,7 +40,7 @@ class Form(NamedTuple):
     wide: bool = False
     elements: str = "strong"  # mixed units, indefinite, singular, empty row, nan, inf
     absolute: bool = False
-    order: tuple[int, ...] | None = None  # in which the axes of the result lie; None leaves it open
+    order: tuple[int, ...] | None = None  # of the axes of the result in memory; None leaves out `out`
     block: tuple[int, int] = (3, 3)
 
 
@@ -84,7 +84,7 @@ def block_jacobi_cases(row: Row) -> list[MadeCase]:
 
 
 def matrix(dtype: Dtype, form: Form, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Where a matrix has elements, and these: each block of its diagonal is as far from singular as the form says."""
+    """The places and values of elements: each diagonal block is as close to singular as the form requires."""
     n, size = form.n, form.size
     mask = PATTERNS[form.pattern](rng, (n, n)) | np.eye(n, dtype=bool)
     drawn = rng.uniform(-1, 1, (n, n)) + (1j * rng.uniform(-1, 1, (n, n)) if dtype.is_complex else 0)
@@ -95,10 +95,10 @@ def matrix(dtype: Dtype, form: Form, rng: np.random.Generator) -> tuple[Array, A
     signs = np.where(rng.random(n) < 0.5, -1, 1) if form.elements == "indefinite" else 1
     drawn[np.diag_indices(n)] = sizes * signs
     last = n - (n - 1) % size - 1  # where the last block begins
-    if form.elements == "mixed units":  # those of rows far apart, of columns less: what one scaling of each evens out
+    if form.elements == "mixed units":  # very different for rows, less for columns: one scaling of each removes it
         most = 20 if dtype.itemsize // (1 + dtype.is_complex) == 4 else 200
         drawn *= np.exp2(rng.integers(-5, 6, n)) * np.exp2(rng.integers(-most, most, n))[:, None]
-    elif form.elements == "singular":  # of whole numbers, whose rows depend on each other without a roundoff
+    elif form.elements == "singular":  # integers, whose rows are linearly dependent without roundoff
         for first in dict.fromkeys((last, size * (n // size // 2))):
             end = min(first + size, n)
             mask[first:end, first:end] = True
@@ -115,11 +115,11 @@ def matrix(dtype: Dtype, form: Form, rng: np.random.Generator) -> tuple[Array, A
 
 
 def expected_inverses(dense: Array, form: Form) -> tuple[Array, Array, int]:
-    """The inverses of a dense matrix's blocks, how far they may be off in units of roundoff, and the status."""
+    """The inverses of a dense matrix's diagonal blocks, their bounds in units of roundoff, and the status."""
     n, size = form.n, form.size
     count = -(-n // size)
     wide = dense.astype(np.complex128 if dense.dtype.kind == "c" else np.float64)
-    found, error = np.zeros((count, size, size), wide.dtype), np.zeros((count, size, size))
+    inverses, error = np.zeros((count, size, size), wide.dtype), np.zeros((count, size, size))
     info = 0
     for number in range(count):
         part = wide[number * size : (number + 1) * size, number * size : (number + 1) * size]
@@ -127,23 +127,23 @@ def expected_inverses(dense: Array, form: Form) -> tuple[Array, Array, int]:
         target = number, slice(0, extent), slice(0, extent)
         by_row, by_column = scaling_powers(part)
         if not np.isfinite(part).all() or np.linalg.matrix_rank(part * by_row * by_column) < extent:
-            found[target] = complex(np.nan, np.nan) if wide.dtype.kind == "c" else np.nan
+            inverses[target] = complex(np.nan, np.nan) if wide.dtype.kind == "c" else np.nan
             info = info or 1 + number
         elif form.absolute:
             values, vectors = np.linalg.eigh(part)
-            found[target] = (vectors / np.abs(values)) @ vectors.T
+            inverses[target] = (vectors / np.abs(values)) @ vectors.T
             error[target] = np.abs(1 / values).max() ** 2 * np.abs(values).max()
         else:
             scaled = part * by_row * by_column
-            made = np.linalg.inv(scaled)
-            found[target] = by_column.T * made * by_row.T
-            # An elimination is as exact as the whole of the scaled block is, and not as each of its elements.
-            error[target] = by_column.T * (np.abs(made) @ np.abs(scaled) @ np.abs(made)).max() * by_row.T
-    return found, error, info
+            inverse = np.linalg.inv(scaled)
+            inverses[target] = by_column.T * inverse * by_row.T
+            # The error of an elimination is relative to the whole scaled block, not to each of its elements.
+            error[target] = by_column.T * (np.abs(inverse) @ np.abs(scaled) @ np.abs(inverse)).max() * by_row.T
+    return inverses, error, info
 
 
 def scaling_powers(part: Array) -> tuple[Array, Array]:
-    """Powers of 2 for each row (extent, 1) and each column (1, extent), with which elements have about one size."""
+    """Powers of 2 for each row (extent, 1) and each column (1, extent), which bring all elements to similar sizes."""
     with np.errstate(all="ignore"):
         by_row = np.exp2(-np.floor(np.log2(np.abs(part).max(axis=1, keepdims=True))))
         by_row[~np.isfinite(by_row)] = 1
@@ -153,12 +153,12 @@ def scaling_powers(part: Array) -> tuple[Array, Array]:
 
 
 class BlockJacobiCheck(Check):
-    """A check in which an inverse that there is none of is NaN, all of it."""
+    """A check in which an inverse that does not exist must be all NaN."""
 
     writes_nan = True
 
     def verify(self, result: Tensor | tuple[Tensor, ...]) -> None:
-        """Raise Mismatch for another inverse than NumPy's, one where there is none, or as `Check` does."""
+        """Raise Mismatch for an inverse that differs from NumPy's, for one that should not exist, or like `Check`."""
         out, _ = (tensor.numpy() for tensor in result)
         missing = np.isnan(self.expected["out"])
         if not np.isnan(out[missing]).all():
@@ -167,7 +167,7 @@ class BlockJacobiCheck(Check):
 
 
 def check(dtype: Dtype, form: Form, name: str, device: Device, rng: np.random.Generator) -> Check:
-    """A request of a form with fresh operands amid poison."""
+    """A request of a form with fresh operands surrounded by poison."""
     mask, dense = matrix(dtype, form, rng)
     index = np.int64 if form.wide else np.int32
     parts = stored(mask, dense, form.kind, form.base, index, form.block if form.kind is BSR else (1, 1))

@@ -1,6 +1,6 @@
-"""The cases between CSR and BSR: every pattern, blocks of several sizes, indices of both widths and of two, both bases.
+"""The cases between CSR and BSR: every pattern, several block sizes, indices of both widths and of two, both bases.
 
-Nothing is computed, so that nothing may be off.
+Nothing is computed, so results must be exact.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["BSR_OPS", "bsr_cases"]
 
 BSR_OPS: dict[str, Any] = {kind.op: kind for kind in (Csr2bsrNnzRequest, Csr2bsrRequest, Bsr2csrRequest)}
 BLOCKS = ((2, 2), (4, 2), (1, 3), (3, 1), (1, 1), (3, 5), (8, 8))
-COARSE = ((5, 7), (9, 3), (1, 4), (6, 6), (4, 1))  # blocks along and across; one of them may be all there is
+COARSE = ((5, 7), (9, 3), (1, 4), (6, 6), (4, 1))  # rows and columns of blocks; a matrix may be a single block
 EMPTY = ((0, 4), (4, 0))
 WIDTHS = ((np.int32, np.int32), (np.int64, np.int64), (np.int64, np.int32))  # of offsets, and of indices
 
@@ -43,17 +43,17 @@ class Form(NamedTuple):
 
 
 def bsr_cases(row: Row) -> list[MadeCase]:
-    """Every pattern twice, all else by turns; then matrices without rows or columns."""
+    """Every pattern twice, all other properties in turn; then matrices without rows or columns."""
     op, dtype = row.op, row.dtypes[0]
-    made = []
+    listed = []
     for number, pattern in enumerate((*PATTERNS, *PATTERNS, "nothing", "nothing")):
         high, wide = BLOCKS[(number + number // 7) % len(BLOCKS)]
         coarse = COARSE[(number + number // 5) % len(COARSE)] if number < 2 * len(PATTERNS) else EMPTY[number % 2]
         base = (number + number // len(PATTERNS)) % 2
         shape = (coarse[0] * high, coarse[1] * wide)
         form = Form(pattern, shape, (high, wide), base, WIDTHS[number % 3], given=number % 4 != 3)
-        made.append(MadeCase(f"{dtype}-{number}", partial(check, op, dtype, form)))
-    return made
+        listed.append(MadeCase(f"{dtype}-{number}", partial(check, op, dtype, form)))
+    return listed
 
 
 def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.random.Generator) -> Check:
@@ -62,13 +62,13 @@ def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.
     mask = PATTERNS[form.pattern](rng, (m, n))[:m, :n]
     mask = np.pad(mask, ((0, m - mask.shape[0]), (0, n - mask.shape[1])))
     if mask.size and form.pattern != "nothing":
-        mask[-1, 0] = True  # whether there is an element at all is not left to chance
+        mask[-1, 0] = True  # ensures at least one element
     drawn = rng.standard_normal(mask.shape) + (1j * rng.standard_normal(mask.shape) if dtype.is_complex else 0)
     drawn = np.where(rng.random(mask.shape) < 0.1, 0, drawn).astype(dtype.numpy)  # a stored 0 is an element
     kind, block = (SparseFormat.BSR, form.block) if to_csr else (SparseFormat.CSR, (1, 1))
     values, rows, columns, matrix_form = stored(mask, drawn, kind, form.base, np.int64, block)
     offsets, indices = form.widths
-    # Blocks are dense, and so lie beside others only as a whole.
+    # Blocks are contiguous, so only whole blocks have neighbours.
     held = place(device, values.reshape(-1), None, 2).view.reshape(values.shape)
     fields: dict[str, Any] = {
         "values": held,

@@ -1,7 +1,7 @@
-"""The cases of products with operators of the caller's: each pattern over a semiring by turns, ready ones and own ones.
+"""The cases of products with the caller's operators: each pattern over a semiring in turn, predefined and custom ones.
 
-Operands lie amid poison, rows without elements and without any product are among the patterns, and what is added is
-nothing, apart or where the result is to be.
+Operands are surrounded by poison. Patterns include rows without elements and matrices without products. The added
+operand is absent, separate, or in the place of the result.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _conjugate(row: Array, x: Array) -> Any:
 
 
 SUM = NAMED_SEMIRINGS["plus_times"].add
-# Lines of several kinds: a loop, a cast, and more than one.
+# Code of several kinds: a loop, a cast, and several lines.
 DISTANCE = Semiring(
     SparseOperator("const Number apart = a - b;\nreturn apart * apart;", _apart_squared),
     SUM,
@@ -94,7 +94,7 @@ EPILOGUES = {
 }
 EPILOGUES_OF_REAL = ("none", "positive", "by row")
 EPILOGUES_OF_COMPLEX = ("none", "conjugate", "by row")
-# Of kernels that split rows: what several blocks have, and rows that some of them share.
+# For kernels that split rows: matrices for several blocks, and rows shared by some of them.
 LARGE = (
     ("dense row", (9, 1500)),
     ("power law", (250, 900)),
@@ -105,7 +105,7 @@ LARGE = (
 
 
 class Form(NamedTuple):
-    """A case: pattern and shape, indices, the operators' name, what is added, and how operands lie."""
+    """A case: pattern and shape, indices, the operators' name, the added operand, and the layouts."""
 
     pattern: str
     shape: tuple[int, int]
@@ -121,7 +121,7 @@ class Form(NamedTuple):
 
 
 def compiled_cases(row: Row) -> list[MadeCase]:
-    """Each pattern twice, all else by turns, and larger ones of this library's kernels; each library is asked alone."""
+    """Each pattern twice, all other properties in turn, and larger ones for our kernels; each library separately."""
     op, dtype = row.op, row.dtypes[0]
     names = OF_COMPLEX if dtype.is_complex else OF_REAL
     if op == "spmv_op":
@@ -129,7 +129,7 @@ def compiled_cases(row: Row) -> list[MadeCase]:
     is_own = "own" in (row.library, row.stands_for)
     patterns = [(name, SHAPES[number % 5]) for number, name in enumerate(SMALL * 2)]
     out = row.dtypes[1]
-    made = []
+    listed = []
     for number, (pattern, shape) in enumerate((*patterns, *LARGE * is_own)):
         form = Form(
             pattern,
@@ -145,8 +145,8 @@ def compiled_cases(row: Row) -> list[MadeCase]:
             library="own" if is_own else "cusparse",
         )
         name = f"{dtype}-{number}-{form.library}"
-        made.append(MadeCase(name, partial(check, op, dtype, out, form), form.operators))
-    return made
+        listed.append(MadeCase(name, partial(check, op, dtype, out, form), form.operators))
+    return listed
 
 
 class Draw:
@@ -160,22 +160,22 @@ class Draw:
         drawn = self.rng.standard_normal(shape)
         if self.dtype.is_complex:
             drawn = drawn + 1j * self.rng.standard_normal(shape)
-        if self.form.operators == "or_and":  # of which half are false
+        if self.form.operators == "or_and":  # half of them are false
             drawn = np.where(self.rng.random(shape) < 0.5, drawn, 0)
         return np.asarray(drawn)
 
     def place_operand(self, name: str, values: Array, *, by_rows: bool = True) -> GuardedBuffer:
-        """Put an operand amid poison."""
+        """Place an operand surrounded by poison."""
         memory = place(self.device, values, None if by_rows or values.ndim < 2 else (1, 0), 2)
         self.fields[name] = memory.view
         return memory
 
     def sparse(self, *, wide_columns: bool) -> tuple[int, int]:
-        """A matrix in CSR; its shape, which some patterns have of their own."""
+        """A matrix in CSR, and its shape, which some patterns determine."""
         form = self.form
         shape = (24, 24) if form.pattern in SQUARE else form.shape
         mask = PATTERNS[form.pattern](self.rng, shape)
-        mask[-1, 0] = True  # whether there is an element at all is not left to chance
+        mask[-1, 0] = True  # ensures at least one element
         values = self.normal(*mask.shape).astype(self.dtype.numpy)
         index = np.int64 if form.wide else np.int32
         values, rows, columns, matrix_form = stored(mask, values, SparseFormat.CSR, form.base, index)
@@ -219,9 +219,9 @@ def check(op: str, dtype: Dtype, out: Dtype, form: Form, name: str, device: Devi
 
 
 def bounds(request: Any, form: Form, expected: Results, out: Dtype) -> Results:
-    """Of n terms n + 8 roundings of what their magnitudes add up to, four times complex ones; then the result's.
+    """For n terms n + 8 roundings of the sum of magnitudes, four times for complex ones; then the result's rounding.
 
-    The magnitude of a term is the most that any of the operators makes of it. Epilogues multiply by 5 at most.
+    The magnitude of a term is the largest one from any of the operators. Epilogues multiply by at most 5.
     """
     if form.operators == "or_and":
         return {"out": np.zeros(())}

@@ -1,4 +1,4 @@
-"""The cases of dense matrices made sparse, and of rows as offsets or indices: every pattern, format and order."""
+"""The cases of dense matrices converted to sparse, and of rows as offsets or indices: all patterns and formats."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ INDICES = ("i32", "i64")
 
 
 class Form(NamedTuple):
-    """A case: pattern and shape, the format, the base, and where it all lies."""
+    """A case: pattern and shape, the format, the base, and the memory layouts."""
 
     pattern: str
     shape: tuple[int, int]
@@ -52,19 +52,19 @@ def compression_cases(row: Row) -> list[MadeCase]:
     op, dtype = row.op, row.dtypes[0]
     shapes = [(pattern, kind, SHAPES[n % 6]) for n, (pattern, kind) in enumerate(product(PATTERNS, FORMATS))]
     shapes += [("nothing", kind, shape) for kind, shape in product(FORMATS, ((0, 4), (4, 0)))]
-    made = [
+    listed = [
         Form(pattern, shape, kind, number // 2 % 2, by_rows=number % 2 == 0, given=number % 5 != 3)
         for number, (pattern, kind, shape) in enumerate(shapes)
     ]
-    return [MadeCase(f"{dtype}-{number}", partial(check, op, dtype, form)) for number, form in enumerate(made)]
+    return [MadeCase(f"{dtype}-{number}", partial(check, op, dtype, form)) for number, form in enumerate(listed)]
 
 
 def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.random.Generator) -> Check:
-    """A request of a form with fresh operands; nothing is computed, so that nothing may be off."""
+    """A request of a form with fresh operands; nothing is computed, so results must be exact."""
     mask = PATTERNS[form.pattern](rng, form.shape)
     if mask.size and form.pattern != "nothing":
-        mask[-1, 0] = True  # whether there is an element at all is not left to chance
-        mask.reshape(-1)[mask.size // 3] = True  # nor whether the one is that tests change to NaN
+        mask[-1, 0] = True  # ensures at least one element
+        mask.reshape(-1)[mask.size // 3] = True  # and the one that tests change to NaN
     row, _ = places_of(mask)
     fields: dict[str, Any] = {}
     if op in ("dense_nnz", "dense_to_sparse"):

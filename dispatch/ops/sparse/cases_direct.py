@@ -1,4 +1,4 @@
-"""The cases of direct solves: each kind of matrix, whole or by one triangle, and right-hand sides in every order."""
+"""The cases of direct solves: each kind of matrix, whole or as one triangle, and all orders of right-hand sides."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ LOWER, UPPER = FillMode
 
 
 class Form(NamedTuple):
-    """A case: what is known of the matrix, which triangle is stored, where b and x lie."""
+    """A case: what is known of the matrix, the stored triangle, and the layouts of b and x."""
 
     pattern: str
     kind: SparseKind
     uplo: FillMode | None = None
     nrhs: int = 0  # right-hand sides; 0 for a vector
-    by_rows: bool = False  # b alone; x is by columns
+    by_rows: bool = False  # only b; x is column-major
     base: int = 0
     wide: tuple[bool, bool] = (False, False)  # offsets and indices of 64 bits
     fixed: bool = False
@@ -63,7 +63,7 @@ FORMS = (
     Form("graph Laplacian", SYM, nrhs=3, by_rows=True, fixed=True, choices=(("stamp", 6),)),
 )
 IN_F32 = (("precision", "f32"),)
-REFINED = (  # of f64 and c128 alone
+REFINED = (  # only for f64 and c128
     Form("2d Poisson", GEN, choices=IN_F32),
     Form("3d Poisson", GEN, nrhs=3, by_rows=True, base=1, wide=(True, True), fixed=True, choices=IN_F32),
     Form("graph Laplacian", SYM, LOWER, nrhs=2, wide=(True, False), given=True, choices=IN_F32),
@@ -80,12 +80,12 @@ def direct_cases(row: Row) -> list[MadeCase]:
 
 @dataclass(frozen=True)
 class DirectCheck(Check):
-    """A check that a solution is one, as LAPACK's own testers say it: by its residual."""
+    """A check of a solution by its residual, like LAPACK's own testers."""
 
     def verify(self, result: Tensor | tuple[Tensor, ...]) -> None:
-        """Raise Mismatch for a residual above the threshold, another status, or memory that was written beside."""
-        made = result if isinstance(result, tuple) else (result,)
-        x, info = (tensor.numpy() for tensor in made)
+        """Raise Mismatch for a residual above the threshold, another status, or writes outside the results."""
+        outputs = result if isinstance(result, tuple) else (result,)
+        x, info = (tensor.numpy() for tensor in outputs)
         request: Any = self.request
         if wrong := residual_of(request, x, int(info), request.values.dtype):
             raise Mismatch(f"{self.name}: {wrong} ({request.describe()})")
@@ -93,19 +93,19 @@ class DirectCheck(Check):
 
 
 def residual_of(system: Any, x: Array, info: int, dtype: Dtype) -> str:
-    """What is wrong with a solution of a system, "" where nothing is."""
+    """The error of a solution of a system, "" if there is none."""
     a, b = full_matrix(system, EXACT), numbers(system.b, EXACT)
     wide = x.astype(np.result_type(x.dtype, np.float64))
     size = np.abs(a).sum(axis=1).max() * np.abs(wide).max() + np.abs(b).max()
     unit = len(b) * ROUNDOFF[dtype][0] * float(size)
-    found = float(np.abs(b - a @ wide).max()) / unit
-    if info == 0 and found <= THRESHOLD:
+    residual = float(np.abs(b - a @ wide).max()) / unit
+    if info == 0 and residual <= THRESHOLD:
         return ""
-    return f"the residual is {found:.3g} n·eps, above {THRESHOLD:g}, or info {info} other than 0"
+    return f"the residual is {residual:.3g} n·eps, above {THRESHOLD:g}, or info {info} other than 0"
 
 
 def matrix_for(kind: SparseKind, mask: Any, rng: np.random.Generator, *, is_complex: bool) -> Array:
-    """A well conditioned matrix of a kind."""
+    """A well-conditioned matrix of a kind."""
     n = len(mask)
     drawn = rng.uniform(-1, 1, (n, n)) + (1j * rng.uniform(-1, 1, (n, n)) if is_complex else 0)
     drawn = np.where(mask & ~np.eye(n, dtype=bool), drawn, 0)
@@ -118,7 +118,7 @@ def matrix_for(kind: SparseKind, mask: Any, rng: np.random.Generator, *, is_comp
 
 
 def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.random.Generator) -> Check:
-    """A request of a form with fresh operands; the triangle that is not stored is not there."""
+    """A request of a form with fresh operands, with only the stored triangle."""
     del op
     mask = PATTERNS[form.pattern](rng, (24, 24)) | False
     n = len(mask)

@@ -30,13 +30,13 @@ LOWER, UPPER = FillMode
 
 
 class Form(NamedTuple):
-    """A case: how many matrices there are, what is known of them, where b and x lie, and choices."""
+    """A case: the number of matrices, what is known of them, the layouts of b and x, and choices."""
 
     batch: int
     kind: SparseKind
     uplo: FillMode | None = None
     nrhs: int = 0  # right-hand sides; 0 for vectors
-    order: tuple[int, ...] | None = None  # in which b's axes lie in memory; None is by rows
+    order: tuple[int, ...] | None = None  # of b's axes in memory; None is row-major
     base: int = 0
     wide: tuple[bool, bool] = (False, False)  # offsets and indices of 64 bits
     fixed: bool = False
@@ -67,12 +67,12 @@ def batched_direct_cases(row: Row) -> list[MadeCase]:
 
 @dataclass(frozen=True)
 class BatchedCheck(Check):
-    """A check that each solution is one, by its residual."""
+    """A check of each solution by its residual."""
 
     def verify(self, result: Tensor | tuple[Tensor, ...]) -> None:
-        """Raise Mismatch for a residual above the threshold, another status, or memory that was written beside."""
-        made = result if isinstance(result, tuple) else (result,)
-        x, info = (tensor.numpy() for tensor in made)
+        """Raise Mismatch for a residual above the threshold, another status, or writes outside the results."""
+        outputs = result if isinstance(result, tuple) else (result,)
+        x, info = (tensor.numpy() for tensor in outputs)
         request: Any = self.request
         for number, (one, found, status) in enumerate(zip(batch_systems(request), x, info, strict=True)):
             if wrong := residual_of(one, found, int(status), request.values.dtype):
@@ -81,7 +81,7 @@ class BatchedCheck(Check):
 
 
 def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.random.Generator) -> Check:
-    """A request of a form with fresh operands; the triangle that is not stored is not there."""
+    """A request of a form with fresh operands, with only the stored triangle."""
     del op
     pattern = ("2d Poisson", "3d Poisson", "graph Laplacian")[(form.batch + form.nrhs) % 3]
     mask = PATTERNS[pattern](rng, (24, 24)) | False

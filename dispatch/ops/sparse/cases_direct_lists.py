@@ -30,12 +30,12 @@ LOWER, UPPER = FillMode
 
 
 class System(NamedTuple):
-    """A system: its pattern, its rows, where the pattern leaves these open, and its right-hand sides."""
+    """A system: its pattern, its rows if the pattern does not determine them, and its right-hand sides."""
 
     pattern: str
     n: int
     nrhs: int = 0  # 0 for a vector
-    by_rows: bool = False  # b alone; x is by columns
+    by_rows: bool = False  # only b; x is column-major
     gap: int = 0  # between the columns of b, or its elements
 
 
@@ -76,12 +76,12 @@ def list_direct_cases(row: Row) -> list[MadeCase]:
 
 @dataclass(frozen=True)
 class ListCheck(Check):
-    """A check that each solution is one, by its residual."""
+    """A check of each solution by its residual."""
 
     def verify(self, result: Tensor | tuple[Tensor, ...]) -> None:
-        """Raise Mismatch for a residual above the threshold, another status, or memory that was written beside."""
-        made = result if isinstance(result, tuple) else (result,)
-        *solutions, info = (tensor.numpy() for tensor in made)
+        """Raise Mismatch for a residual above the threshold, another status, or writes outside the results."""
+        outputs = result if isinstance(result, tuple) else (result,)
+        *solutions, info = (tensor.numpy() for tensor in outputs)
         request: Any = self.request
         for number, (one, x) in enumerate(zip(list_systems(request), solutions, strict=True)):
             if wrong := residual_of(one, x, int(info[number]), request.dtype):
@@ -90,7 +90,7 @@ class ListCheck(Check):
 
 
 def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.random.Generator) -> Check:
-    """A request of a form with fresh operands; the triangle that is not stored is not there."""
+    """A request of a form with fresh operands, with only the stored triangle."""
     del op
     fields: dict[str, list[Any]] = {name: [] for name in ("values", "rows", "columns", "form", "b", "out")}
     written: list[GuardedBuffer] = []
@@ -123,7 +123,7 @@ def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.
 
 
 def place_with_gap(device: Device, values: Any, order: tuple[int, ...] | None, gap: int) -> Tensor:
-    """Values with so many elements between a vector's, or behind each column or row of a matrix."""
+    """Values with so many elements between a vector's elements, or after each column or row of a matrix."""
     if values.ndim > 1:
         return place(device, values, order, gap).view
     wide = np.full((len(values), 1 + gap), np.nan, values.dtype)

@@ -30,12 +30,12 @@ SHAPES = ((24, 16), (32, 48), (16, 64), (48, 48), (32, 16))
 FACTORS = ((1.0, 0.0), (0.75, -1.5), (0.0, 0.5), (-2.0, 1.0), (1.0, 1.0))
 SLICES, BLOCKS = (1, 4, 5, 32), (2, 4, 8, 16)
 WIDE = 16  # of dense matrices
-CUT = 2.0**-10  # of an f32 that tensor cores take as TF32, with ten bits of its fraction
+CUT = 2.0**-10  # the rounding of an f32 to TF32, which has ten bits of fraction
 GAP = 16  # elements, so that lines begin at multiples of 16 bytes
 
 
 class Form(NamedTuple):
-    """A case: the pattern, the size of slices or blocks, index widths, factors, what is added, and where all lies."""
+    """A case: the pattern, the size of slices or blocks, index widths, factors, the added operand, and the layouts."""
 
     pattern: str
     shape: tuple[int, int]
@@ -43,16 +43,16 @@ class Form(NamedTuple):
     wide: bool
     alpha: complex
     beta: complex
-    added: int  # whether something is; 2 is in place
+    added: int  # whether there is an added operand; 2 is in place
     by_rows: tuple[bool, bool]
     given: bool
     tf32: bool
 
 
 def ell_cases(row: Row) -> list[MadeCase]:
-    """Every pattern twice, all else by turns."""
+    """Every pattern twice, all other properties in turn."""
     op, dtype = row.op, row.dtypes[0]
-    made = []
+    listed = []
     for number, pattern in enumerate((*PATTERNS, *PATTERNS)):
         alpha, beta = FACTORS[(number + number // 5) % 5]
         turn = 1 - 0.5j if dtype.is_complex and number % 2 else 1
@@ -65,8 +65,8 @@ def ell_cases(row: Row) -> list[MadeCase]:
         wide, given = op == "sell_mv" and number % 2 == 1, number % 5 != 3
         tf32 = op == "blocked_ell_mm" and dtype is F32 and row.min_arch != HOST
         form = Form(pattern, shape, size, wide, alpha * turn, beta * turn, added, by_rows, given, tf32)
-        made.append(MadeCase(f"{dtype}-{row.dtypes[1]}-{number}", partial(check, op, dtype, row.dtypes[1], form)))
-    return made
+        listed.append(MadeCase(f"{dtype}-{row.dtypes[1]}-{number}", partial(check, op, dtype, row.dtypes[1], form)))
+    return listed
 
 
 def check(op: str, dtype: Dtype, out: Dtype, form: Form, name: str, device: Device, rng: np.random.Generator) -> Check:
@@ -117,9 +117,9 @@ def check(op: str, dtype: Dtype, out: Dtype, form: Form, name: str, device: Devi
 
 
 def bounds(request: Any, expected: Results, tf32: bool) -> Results:
-    """A sum of n products is off by n + 4 roundings of their magnitudes, four times that of complex ones.
+    """A sum of n products is off by n + 4 roundings of their magnitudes, four times that for complex ones.
 
-    In TF32 both factors of each product have been cut before.
+    In TF32 both factors of each product are rounded first.
     """
     dtype = request.values.dtype
     unit = ROUNDOFF[F32 if dtype in HALF else dtype][0] * (4 if dtype.is_complex else 1)

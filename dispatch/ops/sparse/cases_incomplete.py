@@ -1,4 +1,4 @@
-"""The cases of incomplete factorizations: every pattern with its diagonal, pivots of 0, and places that are missing."""
+"""The cases of incomplete factorizations: every pattern with its diagonal, zero pivots, and missing places."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["INCOMPLETE_OPS", "incomplete_cases"]
 KINDS: dict[str, Any] = {"ilu0": Ilu0Request, "ic0": Ic0Request}
 INCOMPLETE_OPS = tuple(KINDS)
 SIZES = (24, 36, 1, 8, 48)
-ALL_PIVOTS, ZERO_PIVOT, MISSING_PIVOT = range(3)  # pivots: all are there, one is 0, one has no place
+ALL_PIVOTS, ZERO_PIVOT, MISSING_PIVOT = range(3)  # pivots: all are stored, one is 0, one is not stored
 
 
 def incomplete_cases(row: Row) -> list[MadeCase]:
@@ -37,7 +37,7 @@ def incomplete_cases(row: Row) -> list[MadeCase]:
 
 
 def matrix(op: str, dtype: Dtype, pattern: str, pivots: int, n: int, rng: np.random.Generator) -> tuple[Any, Array]:
-    """Where a matrix has elements, and these: its diagonal outweighs the rest of each row and column."""
+    """The places and values of elements: the diagonal outweighs the rest of each row and column."""
     mask = PATTERNS[pattern](rng, (n, n))
     n = len(mask)
     mask = mask | np.eye(n, dtype=bool)
@@ -48,7 +48,7 @@ def matrix(op: str, dtype: Dtype, pattern: str, pivots: int, n: int, rng: np.ran
     sizes = np.abs(np.where(mask, drawn, 0))
     drawn[np.diag_indices(n)] = 1 + sizes.sum(axis=0) + sizes.sum(axis=1)
     if op == "ic0":
-        drawn[np.triu_indices(n, 1)] = np.nan  # which nothing may read
+        drawn[np.triu_indices(n, 1)] = np.nan  # must not be read
     if pivots == ZERO_PIVOT:
         drawn[0, 0] = 0
     elif pivots == MISSING_PIVOT:
@@ -59,7 +59,7 @@ def matrix(op: str, dtype: Dtype, pattern: str, pivots: int, n: int, rng: np.ran
 def check(
     op: str, dtype: Dtype, pattern: str, pivots: int, turn: int, name: str, device: Device, rng: np.random.Generator
 ) -> Check:
-    """A request with fresh operands, amid others."""
+    """A request with fresh operands, surrounded by others."""
     mask, drawn = matrix(op, dtype, pattern, pivots, SIZES[turn % 5], rng)
     values, rows, columns, form = stored(mask, drawn, SparseFormat.CSR, turn // 2 % 2, np.int32)
     if turn % 3 == 1:
@@ -79,6 +79,6 @@ def check(
     unit = ROUNDOFF[dtype][0] * (4 if dtype.is_complex else 1)
     bound = rounded(np.full(out.shape, 8 * (n + 4) * unit * largest), out, dtype)
     row, column = np.nonzero(mask)
-    if op == "ic0" or expected["info"]:  # above the diagonal anything is right, and all of what is NaN elsewhere
+    if op == "ic0" or expected["info"]:  # above the diagonal any value is valid; elsewhere NaN must match
         bound = np.where((column > row) | bool(expected["info"]), np.inf, bound)
     return Check(name, request, expected, {"out": bound, "info": np.zeros(())}, written)

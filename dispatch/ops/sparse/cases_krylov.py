@@ -1,4 +1,4 @@
-"""The cases of iterations: what they are asked for is the criterion, to which each result is held in float64."""
+"""The cases of iterations: each result must meet the criterion of its request, computed in float64."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ CSR, CSC, COO, BSR = SparseFormat
 
 
 class Form(NamedTuple):
-    """A case: the pattern, how it is stored, where the iteration begins, what M is, and where the result goes."""
+    """A case: the pattern, the storage, the initial guess, the kind of M, and the layout of the result."""
 
     pattern: str
     kind: SparseFormat = CSR
@@ -57,7 +57,7 @@ class Form(NamedTuple):
     atol: float = 0.0
     given: bool = False
     size: int = 0  # of blocks
-    order: tuple[int, ...] = (0, 2, 1)  # in which their axes lie
+    order: tuple[int, ...] = (0, 2, 1)  # of their axes in memory
 
 
 FORMS = (
@@ -77,7 +77,7 @@ FORMS = (
     Form("3d Poisson", CSC, scale="blocks", size=9, order=(2, 1, 0)),
     Form("graph Laplacian", base=1, start="drawn", scale="blocks", size=1, atol=1e-4),
 )
-ACCURATE = 4  # roundoffs of what is summed up
+ACCURATE = 4  # allowed roundoffs of the summed magnitudes
 
 
 def krylov_cases(row: Row) -> list[MadeCase]:
@@ -86,7 +86,7 @@ def krylov_cases(row: Row) -> list[MadeCase]:
 
 
 def matrix_for(op: str, mask: Any, rng: np.random.Generator, *, is_complex: bool = False) -> Array:
-    """A well conditioned matrix that a method is for: Hermitian and positive definite, Hermitian, or any."""
+    """A well-conditioned matrix for a method: Hermitian positive definite, Hermitian, or any."""
     n = len(mask)
     drawn = rng.uniform(-1, 1, (n, n)) + (1j * rng.uniform(-1, 1, (n, n)) if is_complex else 0)
     drawn = np.where(mask & ~np.eye(n, dtype=bool), drawn, 0)
@@ -98,7 +98,7 @@ def matrix_for(op: str, mask: Any, rng: np.random.Generator, *, is_complex: bool
 
 
 def definite(dense: Array) -> Array:
-    """A Hermitian positive definite matrix with the elements of a given one, or their mirror images."""
+    """A Hermitian positive definite matrix with the elements of a given one, and their mirror images."""
     below = np.tril(dense, -1)
     whole = below + below.conj().T
     return np.asarray(whole + np.diag(np.abs(whole).sum(axis=1) + 0.5))
@@ -106,12 +106,12 @@ def definite(dense: Array) -> Array:
 
 @dataclass(frozen=True)
 class KrylovCheck(Check):
-    """A check that a solution is as near as was asked for, and that the status says so."""
+    """A check that a solution meets the criterion, and that the status reports it."""
 
     def verify(self, result: Tensor | tuple[Tensor, ...]) -> None:
-        """Raise Mismatch for a residual above the criterion, another status, or memory that was written beside."""
-        made = result if isinstance(result, tuple) else (result,)
-        x, info, iterations, residual = (tensor.numpy() for tensor in made)
+        """Raise Mismatch for a residual above the criterion, another status, or writes outside the results."""
+        outputs = result if isinstance(result, tuple) else (result,)
+        x, info, iterations, residual = (tensor.numpy() for tensor in outputs)
         request: Any = self.request
         most = 4 * int(self.expected["iterations"]) + 20
         if int(info) != 0 or not 0 <= int(iterations) <= most:
@@ -128,7 +128,7 @@ class KrylovCheck(Check):
 
 
 def residual_of(request: Any, x: Array, given: dict[str, Array]) -> tuple[float, float, float]:
-    """The norm of b - A·x, what it may be, and what roundoff adds; all in double precision."""
+    """The norm of b - A·x, its limit, and the roundoff of the limit; all in double precision."""
     a = matrix_of(request, EXACT).tocsr()
     b, weights = numbers(request.b, EXACT), preconditioner_matrix(request, a)
     wide = x.astype(np.result_type(x.dtype, np.float64))
@@ -141,7 +141,7 @@ def residual_of(request: Any, x: Array, given: dict[str, Array]) -> tuple[float,
 
 
 def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.random.Generator) -> Check:
-    """A request of a form with fresh operands amid poison."""
+    """A request of a form with fresh operands surrounded by poison."""
     mask = PATTERNS[form.pattern](rng, (24, 24))
     if form.kind is BSR:
         mask = mask[:24, :24]
@@ -176,17 +176,17 @@ def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.
     elif form.scale == "blocks":
         blocks = expected_inverses(dense, BlockForm(n, form.size, form.pattern, absolute=op == "minres"))[0]
         last = n - (len(blocks) - 1) * form.size
-        blocks[-1, last:] = blocks[-1, :, last:] = np.nan  # which nothing may read
+        blocks[-1, last:] = blocks[-1, :, last:] = np.nan  # must not be read
         fields["M"] = place(device, blocks.astype(dtype.numpy), form.order, 1).view
     elif form.scale in FACTORED:
         fields["form"] = fields["form"]._replace(pattern=int(rng.integers(1 << 40)))
         parts_of_a = {field: fields[field] for field in ("values", "rows", "columns", "form")}
-        if form.scale == "ic0":  # of a matrix that has one, at A's places
+        if form.scale == "ic0":  # of a matrix for which IC(0) exists, at A's places
             parts_of_a["values"] = device.array(stored(mask, definite(dense), CSR, form.base, index)[0])
         place_operand("M", evaluate_incomplete(FACTORED[form.scale](**parts_of_a), EXACT)["out"])
     if form.given:
         written = (*written, place_operand("out", poison(dtype, (n,))))
-    near = 30 if dtype in (F32, C64) else 1  # so far from roundoff that a residual means something
+    near = 30 if dtype in (F32, C64) else 1  # far enough from roundoff for a meaningful residual
     choices = {
         "rtol": form.rtol * near,
         "atol": form.atol * near,

@@ -22,7 +22,7 @@ __all__ = ["pentadiagonal_cases"]
 
 
 class Form(NamedTuple):
-    """A case: unknowns and systems, whether the diagonal is weak, and where the result lies."""
+    """A case: unknowns and systems, whether the diagonal is weak, and the layout of the result."""
 
     n: int
     batch: int
@@ -49,7 +49,7 @@ def pentadiagonal_cases(row: Row) -> list[MadeCase]:
 
 
 def check(dtype: Dtype, form: Form, name: str, device: Device, rng: np.random.Generator) -> Check:
-    """A request of a form with fresh operands, all of which but the diagonals lie amid poison."""
+    """A request of a form with fresh operands, surrounded by poison except for the diagonals."""
 
     def normal() -> Any:
         drawn = rng.standard_normal((form.n, form.batch))

@@ -1,4 +1,4 @@
-"""The cases of pruning: thresholds and shares, rows and columns one behind another, and nothing that is left."""
+"""The cases of pruning: thresholds and percentages, row-major and column-major matrices, and empty results."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def check(op: str, dtype: Dtype, turn: int, name: str, device: Device, rng: np.r
     request = kind(**fields)
     written: tuple[GuardedBuffer, ...] = ()
     if turn % 3:
-        made = request.outputs().items()
-        memories = {each: place(device, poison(output.dtype, output.shape), None, 2) for each, output in made}
+        outputs = request.outputs().items()
+        memories = {each: place(device, poison(output.dtype, output.shape), None, 2) for each, output in outputs}
         request = request.replace(**{each: memory.view for each, memory in memories.items()})
         written = tuple(memories.values())
     expected = evaluate(request, EXACT)

@@ -1,6 +1,6 @@
-"""The cases of dense products at the places of a batch of sparse matrices: patterns for all or for each, every format.
+"""The cases of dense products at the places of a batch of sparse matrices: shared or separate patterns, every format.
 
-What is added may be for all or for each, and so may a or b be; terms lie side by side or not.
+The added operand may be shared or separate, and so may a or b; terms are contiguous or not.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ __all__ = ["sampled_batch_cases"]
 FORMATS = (SparseFormat.CSR, SparseFormat.CSC, SparseFormat.COO)
 TERMS = (8, 5, 1, 33)
 EACH, A_FOR_ALL, B_FOR_ALL = range(3)
-ORDERS = ((0, 1, 2), (0, 2, 1), (1, 0, 2), (2, 1, 0))  # of axes in memory; the last ones have a batch inside
+ORDERS = ((0, 1, 2), (0, 2, 1), (1, 0, 2), (2, 1, 0))  # of axes in memory; the last two have an inner batch axis
 
 
 def sampled_batch_cases(row: Row) -> list[MadeCase]:
     """Each kind of batch in each format, with both bases; then matrices without elements, and sums without terms."""
     dtype = row.dtypes[0]
     turns = enumerate(product(KINDS, FORMATS, (0, 1)))
-    made = [MadeCase(f"{dtype}-{turn}", partial(check, dtype, *one, TERMS[turn % 4], turn)) for turn, one in turns]
-    made += [
+    listed = [MadeCase(f"{dtype}-{turn}", partial(check, dtype, *one, TERMS[turn % 4], turn)) for turn, one in turns]
+    listed += [
         MadeCase(f"{dtype}-nothing-{turn}", partial(check, dtype, NOTHING, kind, 0, 3, turn))
         for turn, kind in enumerate(FORMATS)
     ]
-    return [*made, MadeCase(f"{dtype}-no-terms", partial(check, dtype, KINDS[-1], SparseFormat.CSR, 1, 0, 1))]
+    return [*listed, MadeCase(f"{dtype}-no-terms", partial(check, dtype, KINDS[-1], SparseFormat.CSR, 1, 0, 1))]
 
 
 def check(
@@ -57,15 +57,15 @@ def check(
     device: Device,
     rng: np.random.Generator,
 ) -> Check:
-    """A request with fresh operands, amid others."""
+    """A request with fresh operands, surrounded by others."""
     (m, n), (alpha, beta) = SHAPES[(turn + turn // 4) % 4], FACTORS[(turn + turn // 5) % 4]
     batch, dense = (3, 2, 1)[turn // 2 % 3], (EACH, A_FOR_ALL, EACH, B_FOR_ALL)[(turn + turn // 4) % 4]
     form = SparseForm(kind, (m, n), base)
     indices = draw_batch_indices(form, of, batch, np.int64 if turn % 5 == 2 else np.int32, rng)
 
     def normal(*shape: int) -> Array:
-        found = rng.standard_normal(shape) + (1j * rng.standard_normal(shape) if dtype.is_complex else 0)
-        return np.asarray(found.astype(dtype.numpy))
+        numbers = rng.standard_normal(shape) + (1j * rng.standard_normal(shape) if dtype.is_complex else 0)
+        return np.asarray(numbers.astype(dtype.numpy))
 
     def place_operand(array: Array, order: tuple[int, ...] | None = None) -> GuardedBuffer:
         return place(device, array, order, 2)
@@ -85,7 +85,7 @@ def check(
     if beta or turn % 3:
         fields["beta"] = beta
     shape = (batch, indices.shape[-1])
-    held = shape if turn % 5 == 3 else indices.shape  # a pattern for all may have elements for each
+    held = shape if turn % 5 == 3 else indices.shape  # a shared pattern may have separate elements
     memory = place_operand(normal(*held) if beta else poison(dtype, held))
     fields["values"] = memory.view
     written: tuple[GuardedBuffer, ...] = ()

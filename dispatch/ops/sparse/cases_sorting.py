@@ -1,4 +1,4 @@
-"""The cases of sorting: every pattern in COO and in CSR, its elements in no order, each place once."""
+"""The cases of sorting: every pattern in COO and in CSR, with unsorted, unique elements."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHAPES = ((12, 16), (36, 12), (1, 8), (24, 24), (8, 1), (48, 36))
 
 
 def sorting_cases(row: Row) -> list[MadeCase]:
-    """Each pattern in each format; those without elements, too."""
+    """Each pattern in each format, including those without elements."""
     dtype = row.dtypes[0]
     pairs = list(product(PATTERNS, (SparseFormat.COO, SparseFormat.CSR)))
     return [MadeCase(f"{dtype}-{turn}", partial(check, dtype, *pair, turn)) for turn, pair in enumerate(pairs)]
@@ -35,7 +35,7 @@ def sorting_cases(row: Row) -> list[MadeCase]:
 def check(
     dtype: Dtype, pattern: str, kind: SparseFormat, turn: int, name: str, device: Device, rng: np.random.Generator
 ) -> Check:
-    """A request with fresh operands, amid others."""
+    """A request with fresh operands, surrounded by others."""
     shape, base = SHAPES[turn // 2 % 6], turn // 3 % 2
     mask = PATTERNS[pattern](rng, shape)
     drawn = rng.standard_normal(mask.shape)
@@ -52,8 +52,8 @@ def check(
     request = SparseSortRequest(**fields, form=form)
     written: tuple[GuardedBuffer, ...] = ()
     if turn % 3:
-        made = request.outputs().items()
-        memories = {each: place(device, poison(output.dtype, output.shape), None, 2) for each, output in made}
+        outputs = request.outputs().items()
+        memories = {each: place(device, poison(output.dtype, output.shape), None, 2) for each, output in outputs}
         request = request.replace(**{each: memory.view for each, memory in memories.items()})
         written = tuple(memories.values())
     expected = evaluate(request, EXACT)

@@ -1,4 +1,4 @@
-"""The cases of systems with three diagonals: several right-hand sides, batches, rows that must change places."""
+"""The cases of systems with three diagonals: several right-hand sides, batches, and rows that must be exchanged."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ __all__ = ["tridiagonal_cases"]
 
 
 class Form(NamedTuple):
-    """A case: the shape of the diagonals and of b, whether rows may change places and must, and where it all lies."""
+    """A case: the shape of the diagonals and of b, whether rows may and must be exchanged, and the layouts."""
 
     diagonals: tuple[int, ...]
     b: tuple[int, ...]
     pivoting: bool = True
     weak: bool = False  # a diagonal of small elements, which needs pivoting
-    by_rows: bool = False  # b alone; x is by columns
+    by_rows: bool = False  # only b; x is column-major
     in_place: bool = False
     given: bool = True
 
@@ -57,7 +57,7 @@ def tridiagonal_cases(row: Row) -> list[MadeCase]:
 
 
 def check(dtype: Dtype, form: Form, name: str, device: Device, rng: np.random.Generator) -> Check:
-    """A request of a form with fresh operands, whose elements beside each other are poison."""
+    """A request of a form with fresh operands, with poison between their elements."""
 
     def normal(shape: tuple[int, ...]) -> Array:
         drawn = rng.standard_normal(shape)
@@ -69,7 +69,7 @@ def check(dtype: Dtype, form: Form, name: str, device: Device, rng: np.random.Ge
         diagonal = diagonal + 5 * np.sign(diagonal.real)
     fields: dict[str, Any] = {}
     for each, values in (("dl", low), ("d", diagonal), ("du", high)):
-        # Those of a batch lie one behind another.
+        # Those of a batch are contiguous.
         stored = values.astype(dtype.numpy)
         fields[each] = place(device, stored, None, 2).view if values.ndim == 1 else device.array(stored)
     b = normal(form.b).astype(dtype.numpy)

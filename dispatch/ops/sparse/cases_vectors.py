@@ -1,4 +1,4 @@
-"""The cases of sparse vectors: few elements and many, indices of both widths and bases, in place and apart."""
+"""The cases of sparse vectors: few elements and many, indices of both widths and bases, in place and separate."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ INDICES = (np.int32, np.int64)
 
 
 class Form(NamedTuple):
-    """A case: elements of the dense vector and of the sparse one, widths, factors, and where it all lies."""
+    """A case: elements of the dense vector and of the sparse one, widths, factors, and the layouts."""
 
     sizes: tuple[int, int]
     base: int
@@ -50,17 +50,17 @@ class Form(NamedTuple):
 
 
 def vector_cases(row: Row) -> list[MadeCase]:
-    """Each size twice, all else by turns."""
+    """Each size twice, all other properties in turn."""
     op, dtype = row.op, row.dtypes[0]
-    made = []
+    listed = []
     for number, sizes in enumerate(SIZES * 2):
         alpha, beta = FACTORS[number % 5]
         turn = 1 - 0.5j if dtype.is_complex and number % 2 else 1
         form = Form(
             sizes, number % 2, number // 2 % 2 == 1, alpha * turn, beta * turn, number % 3 != 0, number % 5 != 3
         )
-        made.append(MadeCase(f"{dtype}-{number}", partial(check, op, dtype, form)))
-    return made
+        listed.append(MadeCase(f"{dtype}-{number}", partial(check, op, dtype, form)))
+    return listed
 
 
 def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.random.Generator) -> Check:
@@ -80,7 +80,7 @@ def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.
             fields[each] = memories[each].view
     places = rng.permutation(size)[:count]
     if count and size // 3 not in places:
-        places[0] = size // 3  # that which tests change to NaN is among them
+        places[0] = size // 3  # includes the element that tests change to NaN
     indices = (places + form.base).astype(INDICES[form.wide])
     fields |= {"indices": place(device, indices, None, 2).view, "base": form.base}
     if op == "sparse_axpby":
@@ -103,9 +103,9 @@ def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.
 
 
 def bounds(request: Any, expected: Results) -> Results:
-    """Of sums of n products n + 4 roundings of their magnitudes, four times complex ones; of what is moved nothing.
+    """For sums of n products n + 4 roundings of their magnitudes, four times for complex ones; for copies 0.
 
-    Of 16 bits these are of f32, and then the result is rounded once.
+    For 16 bits these are roundings of f32, and then the result is rounded once.
     """
     if request.op in ("sparse_gather", "sparse_scatter"):
         return {"out": np.zeros(())}
@@ -114,11 +114,11 @@ def bounds(request: Any, expected: Results) -> Results:
     sizes: dict[str, Any] = {each: np.abs(np.asarray(getattr(request, each))) for each in ("values", "y")}
     factors = {each: abs(request.factor(each)) for each in getattr(request, "numbers", ())}
     if request.op == "sparse_rot":
-        found = {}
-        for name, sign in (("out_values", 1), ("out_y", -1)):  # what is subtracted adds to the magnitude
+        limits = {}
+        for name, sign in (("out_values", 1), ("out_y", -1)):  # a subtracted term adds to the magnitude
             size = np.abs(altered(evaluate, request, **sizes, c=factors["c"], s=sign * factors["s"])[name])
-            found[name] = np.asarray(rounded(5 * unit * size, expected[name], dtype))
-        return found
+            limits[name] = np.asarray(rounded(5 * unit * size, expected[name], dtype))
+        return limits
     terms = request.indices.size if request.op == "spvv" else 1
     size = np.abs(altered(evaluate, request, **sizes, **factors)["out"])
     return {"out": np.asarray(rounded((terms + 4) * unit * size, expected["out"], dtype))}

@@ -1,8 +1,8 @@
 """A kernel that checks the indices of a sparse matrix, compiled by NVRTC, and its launch.
 
-It reads nothing beyond the tensors, whatever they hold: no offset is followed. A thread checks one offset and one
-element, whose line it finds by bisection. If that line does not hold the element, the offsets are counted as wrong in
-any case, and the order of the element is not checked.
+It reads only within the tensors, whatever they hold: no offset is dereferenced. A thread checks one offset and one
+element, and finds the element's line by bisection. If that line does not contain the element, the offsets are counted
+as wrong in any case, and the order of the element is not checked.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ extern "C" __global__ void check_indices(
 
 
 class CheckPlan(KernelPlan):
-    """One kernel, which adds to counts that are set to 0 before."""
+    """One kernel, which adds to counts that are set to 0 first."""
 
     __slots__ = ()
 
@@ -107,7 +107,7 @@ def _kernel(rows: int, columns: int, by_columns: bool) -> Kernel:
 
 
 def launch(request: Any) -> Launch:
-    """A thread for each offset and each element."""
+    """One thread for each offset and each element."""
     form = request.form
     kind = SparseFormat(form.format)
     (m, n), (high, wide) = form.shape, form.block

@@ -1,6 +1,7 @@
-"""Requests of products with a sparse matrix whose operators are the caller's: compiled into a kernel, or cuSPARSE's.
+"""Requests of products with a sparse matrix and the caller's operators, compiled by NVRTC for our kernels or cuSPARSE.
 
-Follow https://docs.nvidia.com/cuda/cusparse/#cusparse-generic-functions, SpMMOp and SpMVOp. This file calls nothing.
+Follows https://docs.nvidia.com/cuda/cusparse/#cusparse-generic-functions, SpMMOp and SpMVOp. This file calls no
+library.
 """
 
 from __future__ import annotations
@@ -30,15 +31,16 @@ class SpmmOpRequest(SparseRequest["Tensor"]):
 
     Attributes:
         b: (n, k), of A's dtype and of any strides.
-        semiring: a `Semiring`, or the name of a ready one: "plus_times", "min_plus", "max_plus", "max_times", "or_and".
-        c: what the epilogue has as `c`, of out's shape and dtype; it may be `out` itself.
-        out: (m, k); of f16 and bf16 it may be f32, else it has A's dtype.
+        semiring: a `Semiring`, or the name of a predefined one: "plus_times", "min_plus", "max_plus", "max_times",
+            "or_and".
+        c: the operand `c` of the epilogue, of out's shape and dtype; it may be `out` itself.
+        out: (m, k); for f16 and bf16 it may be f32, else it has A's dtype.
 
-    A is in CSR. What is not stored takes no part: it is the identity of ⊕, and a stored 0 is a number as any other.
-    f16 and bf16 are computed in f32, and rounded once. Complex numbers have no order, so that of the ready semirings
-    they have "plus_times" alone. The same bits come in each run. It is one launch of a kernel of this library's, which
-    the operators are compiled into; by `library="cusparse"` cuSPARSE's SpMMOp, which NVIDIA calls experimental, and its
-    header deprecated from 12.9.4 on.
+    A is in CSR. Elements that are not stored take no part: they are the identity of ⊕; a stored 0 is a number like any
+    other. f16 and bf16 are computed in f32, and rounded once. Complex numbers have no order, so that "plus_times" is
+    the only predefined semiring for them. The same bits come in each run. The product is one launch of a kernel of this
+    library, into which the operators are compiled. With `library="cusparse"` it is cuSPARSE's SpMMOp, which NVIDIA
+    calls experimental, and its header deprecated from 12.9.4 on.
     """
 
     op: ClassVar[str] = "spmm_op"
@@ -54,12 +56,12 @@ class SpmmOpRequest(SparseRequest["Tensor"]):
 
     @property
     def ring(self) -> Semiring:
-        """The semiring, also of one that is given by its name."""
+        """The semiring, also if the request has its name."""
         return semiring_of(self.semiring)
 
     @property
     def out_dtype(self) -> Dtype:
-        """The dtype of the result, and of what the epilogue has as `c`."""
+        """The dtype of the result, and of the epilogue's `c`."""
         return result_dtype(self, self.c)
 
     def check_operands(self) -> None:
@@ -68,12 +70,12 @@ class SpmmOpRequest(SparseRequest["Tensor"]):
         check_matrix("b", self.b, (n, None), f"as A is [{m}, {n}]")
         check_matrix("c", self.c, (m, self.b.shape[1]), "the shape of the result")
         check_added(self, "c")
-        found, is_complex = self.ring, self.values.dtype.is_complex
-        if isinstance(found.identity, complex) and not is_complex:
-            raise BadRequest("semiring.identity", str(found.identity), f"a real number, as A is {self.values.dtype}")
-        if is_complex and found.add in ORDERED:
+        ring, is_complex = self.ring, self.values.dtype.is_complex
+        if isinstance(ring.identity, complex) and not is_complex:
+            raise BadRequest("semiring.identity", str(ring.identity), f"a real number, as A is {self.values.dtype}")
+        if is_complex and ring.add in ORDERED:
             hint = "give a Semiring of operators that take complex numbers"
-            given = next((name for name, one in NAMED_SEMIRINGS.items() if one == found), shown(found))
+            given = next((name for name, one in NAMED_SEMIRINGS.items() if one == ring), shown(ring))
             raise BadRequest("semiring", given, "plus_times, for complex numbers have no order", hint)
 
     def outputs(self) -> dict[str, Output]:
@@ -89,16 +91,16 @@ class SpmvOpRequest(ScaledSparseRequest):
 
     Attributes:
         x: (n,), dense.
-        epilogue: a `SparseOperator` that finds `row`, a whole number from 0 on, and `x`, the sum of that row. None for
-            the sum itself.
-        y: added as beta · y, of out's shape; it may be `out` itself, and is not read where beta is 0.
-        beta: a number; None for 1 where something is added.
-        out: (m,); of f16 and bf16 it may be f32, else it has A's dtype.
+        epilogue: a `SparseOperator` of `row`, a whole number from 0 on, and `x`, the sum of that row. None for the sum
+            itself.
+        y: added as beta · y, of out's shape; it may be `out` itself, and is not read if beta is 0.
+        beta: a number; None for 1 if something is added.
+        out: (m,); for f16 and bf16 it may be f32, else it has A's dtype.
 
-    A is in CSR. f16 and bf16 are computed in f32, and rounded once. The same bits come in each run. It is one launch of
-    the kernel of `sparse_mv`, which the epilogue is compiled into; by `library="cusparse"` cuSPARSE's SpMVOp, which
-    NVIDIA calls experimental: of f32 and f64, from base 0 on, with i32 columns. That analyses the matrix in each call,
-    unless its pattern is fixed.
+    A is in CSR. f16 and bf16 are computed in f32, and rounded once. The same bits come in each run. The product is one
+    launch of the kernel of `sparse_mv`, into which the epilogue is compiled. With `library="cusparse"` it is cuSPARSE's
+    SpMVOp, which NVIDIA calls experimental: for f32 and f64, with base 0 and i32 columns. SpMVOp analyses the matrix in
+    each call, unless its pattern is fixed.
     """
 
     op: ClassVar[str] = "spmv_op"
@@ -117,12 +119,12 @@ class SpmvOpRequest(ScaledSparseRequest):
 
     @property
     def same_bits(self) -> bool:
-        """Whether they are promised: not where the product may be cuSPARSE's."""
+        """Whether the same bits in each run are promised: not if the product may be cuSPARSE's."""
         return self.library == "own"
 
     @property
     def out_dtype(self) -> Dtype:
-        """The dtype of the result, and of what is added."""
+        """The dtype of the result, and of the added operand."""
         return result_dtype(self, self.y)
 
     def check_operands(self) -> None:
@@ -145,14 +147,14 @@ ORDERED = tuple(one.add for name, one in NAMED_SEMIRINGS.items() if name != "plu
 
 
 def result_dtype(request: Any, added: Tensor | None) -> Dtype:
-    """What `out` is, else what is added, else what A is; f32 may be that of 16 bits."""
-    given = request.out if request.out is not None else added
+    """The dtype of `out`, else of the added operand, else of A; for 16-bit dtypes it may be f32."""
+    typed = request.out if request.out is not None else added
     dtype: Dtype = request.values.dtype
-    return F32 if given is not None and given.dtype is F32 and dtype in HALF else dtype
+    return F32 if typed is not None and typed.dtype is F32 and dtype in HALF else dtype
 
 
 def check_added(request: Any, name: str) -> None:
-    """BadRequest unless what is added has the dtype of the result."""
+    """BadRequest unless the added operand has the dtype of the result."""
     added, dtype = getattr(request, name), request.out_dtype
     if added is not None and added.dtype is not dtype:
         raise BadRequest(name, str(added.layout), f"{dtype}, the dtype of the result", f'x.astype("{dtype}")')

@@ -1,4 +1,4 @@
-"""Products with operators of the caller's by NumPy: what the host computes, and in float64 what is right."""
+"""Products with the caller's operators by NumPy: the host's results, and the expected ones in float64."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 __all__ = ["COMPILED", "numpy_compiled"]
 
-CHUNK = 1 << 22  # products at a time
+CHUNK = 1 << 22  # products computed at a time
 
 
 def multiply_over_semiring(request: Any, work: np.dtype[Any]) -> Results:
-    """The product over a semiring, so many columns of B at a time."""
+    """The product over a semiring, computed for some columns of B at a time."""
     m, semiring = request.form.shape[0], request.ring
     row, column = coordinates(request.form, request.rows, request.columns)
     a, b = numbers(request.values, work)[:, None], numbers(request.b, work)
@@ -34,18 +34,18 @@ def multiply_over_semiring(request: Any, work: np.dtype[Any]) -> Results:
         right = b[column, part]
         products = semiring.multiply.of("semiring.multiply", np.broadcast_to(a, right.shape), right)
         out[:, part] = sum_rows(semiring, products, lengths)
-    given = None if request.c is None else numbers(request.c, work)
+    added = None if request.c is None else numbers(request.c, work)
     if semiring.epilogue is not None:
-        c = np.zeros_like(out) if given is None else given
+        c = np.zeros_like(out) if added is None else added
         out = semiring.epilogue.of("semiring.epilogue", out, c)
-    elif given is not None:
-        out = semiring.add.of("semiring.add", out, given)
+    elif added is not None:
+        out = semiring.add.of("semiring.add", out, added)
     return {"out": out}
 
 
 def sum_rows(semiring: Semiring, products: Array, lengths: Array) -> Array:
-    """The sum of each row's products, of which pairs of neighbours are added until one is left."""
-    found = np.full((len(lengths), products.shape[1]), semiring.identity, products.dtype)
+    """The sum of each row's products, by repeatedly adding neighbours until one is left."""
+    sums = np.full((len(lengths), products.shape[1]), semiring.identity, products.dtype)
     there = lengths > 0
     lengths = lengths[there]
     while lengths.max(initial=0) > 1:
@@ -55,22 +55,22 @@ def sum_rows(semiring: Semiring, products: Array, lengths: Array) -> Array:
         others, both = products[first], first[paired]
         others[paired] = semiring.add.of("semiring.add", products[both], products[both + 1])
         products, lengths = others, (lengths + 1) // 2
-    found[there] = products
-    return found
+    sums[there] = products
+    return sums
 
 
 def multiply_with_epilogue(request: Any, work: np.dtype[Any]) -> Results:
-    """A · x, and what the epilogue makes of each sum."""
+    """A · x, with the epilogue applied to each sum."""
     row, column = coordinates(request.form, request.rows, request.columns)
     values, x = numbers(request.values, work), numbers(request.x, work)
-    found = np.zeros(request.form.shape[0], x.dtype)
-    np.add.at(found, row, values * x[column])
-    found = scaled(request, "alpha", found)
+    sums = np.zeros(request.form.shape[0], x.dtype)
+    np.add.at(sums, row, values * x[column])
+    sums = scaled(request, "alpha", sums)
     if request.reads_added:
-        found = found + scaled(request, "beta", numbers(request.y, work))
+        sums = sums + scaled(request, "beta", numbers(request.y, work))
     if request.epilogue is not None:
-        found = request.epilogue.of("epilogue", np.arange(len(found)), found)
-    return {"out": found}
+        sums = request.epilogue.of("epilogue", np.arange(len(sums)), sums)
+    return {"out": sums}
 
 
 COMPILED: dict[str, Callable[[Any, np.dtype[Any]], Results]] = {
@@ -80,7 +80,7 @@ COMPILED: dict[str, Callable[[Any, np.dtype[Any]], Results]] = {
 
 
 def evaluate_compiled(request: Any, work: np.dtype[Any]) -> Results:
-    """The output of a product with operators of the caller's."""
+    """The output of a product with the caller's operators."""
     return COMPILED[request.op](request, work)
 
 

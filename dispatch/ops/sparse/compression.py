@@ -1,7 +1,7 @@
-"""Requests that find a matrix's pattern, or say it otherwise: dense to sparse, and sorted rows to offsets and back.
+"""Requests that find or convert a matrix's pattern: dense to sparse, and sorted row indices to offsets and back.
 
-As with products of sparse matrices, how many elements a dense matrix has the device alone knows: there is a request
-that counts them, and one that is told.
+Only the device knows how many elements of a dense matrix are nonzero, so there is a request that counts them, and one
+that is passed the count, as with products of sparse matrices.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ MAX_EXTENT = 2**48
 
 @dataclass(frozen=True, eq=False)
 class DenseRequest(OperandRequest[R_co]):
-    """A dense matrix, whose elements other than 0 and -0 are wanted; NaN is one of them.
+    """A dense matrix, of which the elements other than 0 and -0 are wanted; NaN counts as one of them.
 
     Attributes:
         a: (m, n), of any strides.
-        library: the one whose rows alone are asked, "own"; None asks all in the table's order.
+        library: only rows of this library are considered, "own"; None considers all, in the table's order.
     """
 
     reads: ClassVar[tuple[str, ...]] = ("a",)
@@ -63,8 +63,8 @@ class DenseNnzRequest(DenseRequest["Tensor"]):
 class DenseToSparseRequest(DenseRequest["tuple[Tensor, Tensor, Tensor]"]):
     """The elements of a dense matrix that are other than 0: (values, rows, columns), sorted in each line.
 
-    The host compares `nnz` with how many there are while it is enqueued, and so waits for what stands before it on its
-    stream. The same bits come in each run.
+    The host compares `nnz` with the actual number during the enqueue, and so waits for all earlier work on its stream.
+    The same bits come in each run.
 
     Attributes:
         nnz: how many there are, as `dense_nnz` counts them; another number raises BadRequest in the call, and then
@@ -107,11 +107,11 @@ class DenseToSparseRequest(DenseRequest["tuple[Tensor, Tensor, Tensor]"]):
 
 @dataclass(frozen=True, eq=False)
 class LinesRequest(OperandRequest["Tensor"]):
-    """The rows of elements, or the columns, in one of two ways.
+    """The rows of elements, or the columns, as offsets or as indices.
 
     Attributes:
         base: the number of the first row, and of the first element: 0 or 1.
-        library: the one whose rows alone are asked, "cusparse"; None asks all in the table's order.
+        library: only rows of this library are considered, "cusparse"; None considers all, in the table's order.
         out: the result, of the dtype of `rows`.
     """
 
@@ -157,7 +157,7 @@ class Csr2cooRequest(LinesRequest):
     """The row of each element, of a matrix in CSR: offsets (m + 1,) become rows (nnz,), as COO has them.
 
     Attributes:
-        rows: where each row begins, and where the last one ends; it is not looked whether they lead beyond nnz.
+        rows: where each row begins, and where the last one ends; they are not checked against nnz.
         nnz: how many elements there are.
     """
 

@@ -1,10 +1,10 @@
 """Kernels that make a dense matrix sparse, in CUDA C++: a count of each line, a scan of the counts, and the filling.
 
-cuSPARSE's DenseToSparse gives the elements of a line in any order where a matrix is large; these give them sorted, and
-the same bits in each run. A line is a row of the matrix, or a column for CSC. A block has 32 lines and looks at a
-segment of them, by tiles of 32 by 32 that are read along memory, whatever the order of the matrix; then a warp has one
-line of a tile, and what lies before an element is a matter of one ballot. Counts are line by line, and segment by
-segment within one, so that their exclusive scan says where each warp begins to write.
+cuSPARSE's DenseToSparse writes the elements of a line in any order if a matrix is large; these kernels write them
+sorted, and give the same bits in each run. A line is a row of the matrix, or a column for CSC. A block processes a
+segment of 32 lines, by tiles of 32 by 32 that are read along memory, whatever the order of the matrix. Then each warp
+processes one line of a tile, and one ballot counts the elements before each one. Counts are ordered by line, and by
+segment within a line, so that their exclusive scan gives the index at which each warp begins to write.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 __all__ = ["CHUNK", "LINES", "SCAN", "SEGMENT", "SOURCE", "THREADS", "options"]
 
 THREADS = 256
-LINES = 32  # of a block
-SEGMENT = 1024  # elements of each line that a block looks at
+LINES = 32  # lines of a block
+SEGMENT = 1024  # elements of each line that a block reads
 CHUNK = 4096  # counts that a block scans
-BITS = {2: "unsigned short", 4: "unsigned", 8: "unsigned long long"}  # by the bytes of a real number
+BITS = {2: "unsigned short", 4: "unsigned", 8: "unsigned long long"}  # by the size in bytes of a real number
 INDICES = {4: "int", 8: "long long"}
 
 SCAN = r"""

@@ -1,4 +1,4 @@
-"""Requests that store a matrix otherwise: sparse to dense, and CSR to CSC and back, which is a transpose, too."""
+"""Requests that store a matrix in another format: sparse to dense, and CSR to CSC and back, which also transposes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SparseToDenseRequest(SparseRequest["Tensor"]):
     Attributes:
         out: (m, n), row-major or column-major.
 
-    Of elements that are stored twice any one is taken on a GPU; `sparse_check` counts them.
+    If elements are stored twice, a GPU writes any one of them; `sparse_check` counts them.
     """
 
     op: ClassVar[str] = "sparse_to_dense"
@@ -40,7 +40,7 @@ class SparseToDenseRequest(SparseRequest["Tensor"]):
 
 @dataclass(frozen=True, eq=False)
 class Csr2cscRequest(SparseRequest["tuple[Tensor, Tensor, Tensor]"]):
-    """The same matrix in CSC where it is given in CSR, and in CSR where it is given in CSC: (values, rows, columns).
+    """The same matrix converted from CSR to CSC, or from CSC to CSR: (values, rows, columns).
 
     Read as the other format, the result is the transposed matrix. Elements of a column keep the order of their rows.
 
@@ -69,20 +69,20 @@ class Csr2cscRequest(SparseRequest["tuple[Tensor, Tensor, Tensor]"]):
     def outputs(self) -> dict[str, Output]:
         (m, n), count, index = self.form.shape, self.values.shape[0], self.rows.dtype
         rows, columns = (count, n + 1) if self.from_csr else (m + 1, count)
-        made = {"out_values": (count,), "out_rows": (rows,), "out_columns": (columns,)}
+        shapes = {"out_values": (count,), "out_rows": (rows,), "out_columns": (columns,)}
         return {
-            name: dense(shape, self.values.dtype if name == "out_values" else index) for name, shape in made.items()
+            name: dense(shape, self.values.dtype if name == "out_values" else index) for name, shape in shapes.items()
         }
 
 
 @dataclass(frozen=True, eq=False)
 class SparseCheckRequest(SparseRequest["Tensor"]):
-    """What is wrong with the indices of a sparse matrix: four numbers on the device, all 0 where it is sound.
+    """The errors in the indices of a sparse matrix: four counts on the device, all 0 if it is valid.
 
-    They count offsets that fall, or do not begin with the base and end with the number of elements; indices beyond the
-    matrix; elements that stand before one of a smaller index of their row (of CSC column); and those that the next one
-    has the place of. Nothing is read beyond the tensors, whatever they hold. Where offsets are wrong an element is of
-    the line that a bisection of them finds, if that line holds it.
+    They count offsets that decrease, or do not begin with the base and end with the number of elements; indices beyond
+    the matrix; elements that precede one of a smaller index in their row (for CSC column); and duplicates of the next
+    element. Only memory of the tensors is read, whatever they hold. If offsets are wrong, the line of an element is the
+    one that a bisection of the offsets finds, provided that this line contains the element.
 
     Attributes:
         out: i64 (4,).

@@ -1,4 +1,4 @@
-"""Direct solves by cuDSS: the plan of one system, of one whose solution is refined, or of a batch of either kind."""
+"""Direct solves by cuDSS: the plan of one system, of one with a refined solution, or of a batch of either kind."""
 
 from __future__ import annotations
 

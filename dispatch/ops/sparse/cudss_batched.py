@@ -1,7 +1,7 @@
-"""Direct solves of a batch by cuDSS: all matrices at once, and one after another where one cannot be factorized.
+"""Direct solves of a batch by cuDSS: all matrices at once, and one after another if one cannot be factorized.
 
-cuDSS reports one status for all matrices of a batch, and scales and orders all as the first one needs it: where that
-was 0 all solutions were NaN, and the status did not report it (1.0.0, H200). So solutions are checked, too, and if
+cuDSS reports one status for all matrices of a batch, and computes scaling and ordering for all from the first one: if
+that was 0 all solutions were NaN, and the status did not report it (1.0.0, H200). So solutions are checked, too, and if
 anything is wrong each matrix is solved by itself, with factors that depend on no other matrix.
 """
 
@@ -27,7 +27,7 @@ __all__ = ["NAME", "SOURCE", "THREADS", "UNSOLVED", "BatchedPlan", "options"]
 
 STATUS_BYTES = 4
 NAME, THREADS = "look_at_solutions", 256
-NOT_A_SOLUTION = 1  # what the kernel writes for a solution that is not finite, of a right-hand side that is
+NOT_A_SOLUTION = 1  # written by the kernel if a solution is not finite, but its right-hand side is
 UNSOLVED = -1  # the status of such a solution if cuDSS has not reported one; below 0 as for replaced pivots
 SOURCE = r"""
 typedef long long Int;
@@ -41,7 +41,7 @@ extern "C" __global__ void look_at_solutions(const REAL* b, const REAL* x, unsig
     }
 }
 """
-MOST_BLOCKS = 1056  # 8 of each of 132 multiprocessors; a thread goes on for what is left
+MOST_BLOCKS = 1056  # 8 for each of 132 multiprocessors; threads loop over the rest
 
 
 class BatchedPlan(CudssPlan):
@@ -51,10 +51,10 @@ class BatchedPlan(CudssPlan):
 
     def __init__(self, request: BatchedSpsolveRequest, executor: CudaExecutor, row: Row) -> None:
         super().__init__(request, executor, row)
-        self._single: Factors | None = None  # of one matrix, made when a batch first fails
+        self._single: Factors | None = None  # of one matrix, created when a batch first fails
         dtype, size = request.values.dtype, self._spec.n * self._spec.nrhs
         self._steps = self._spec.nnz * dtype.itemsize, size * dtype.itemsize
-        self._numbers = size * (1 + dtype.is_complex)  # real ones, of a matrix
+        self._numbers = size * (1 + dtype.is_complex)  # real numbers per matrix
         self._function = loaded(SOURCE, NAME, options(dtype.itemsize, parts=1 + dtype.is_complex), executor.device)
         self._flags = executor.device.allocate(self._batch * STATUS_BYTES, executor.stream)
 
@@ -83,20 +83,20 @@ class BatchedPlan(CudssPlan):
             self.write_status(info + number * STATUS_BYTES, single.info)
 
     def _find_unsolved(self, b: int, x: int, count: int) -> np.ndarray:
-        """Which of so many solutions have NaN or infinite elements though b has none; waits for them."""
-        found, stream, at = np.zeros(count, np.uint32), self._executor.target.value, self._flags.base
+        """Which of so many solutions have NaN or infinite elements though b has none; waits for the result."""
+        flags, stream, at = np.zeros(count, np.uint32), self._executor.target.value, self._flags.base
         numbers = count * self._numbers
-        driver.cuMemsetD8Async(at, 0, found.nbytes, stream)
-        given = (*map(ctypes.c_void_p, (b, x, at)), ctypes.c_int64(self._numbers), ctypes.c_int64(numbers))
-        pointers = (ctypes.c_void_p * len(given))(*map(ctypes.addressof, given))
+        driver.cuMemsetD8Async(at, 0, flags.nbytes, stream)
+        arguments = (*map(ctypes.c_void_p, (b, x, at)), ctypes.c_int64(self._numbers), ctypes.c_int64(numbers))
+        pointers = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
         blocks = min(-(-numbers // THREADS), MOST_BLOCKS)
         function, grid = ctypes.c_void_p(self._function), (blocks, 1, 1, THREADS, 1, 1)
         check(
             self._executor, driver.cuLaunchKernel.unchecked(function, *grid, 0, self._executor.target, pointers, None)
         )
-        driver.cuMemcpyDtoHAsync(found.ctypes.data, at, found.nbytes, stream)
+        driver.cuMemcpyDtoHAsync(flags.ctypes.data, at, flags.nbytes, stream)
         driver.cuStreamSynchronize(stream)
-        unsolved: np.ndarray = found == NOT_A_SOLUTION
+        unsolved: np.ndarray = flags == NOT_A_SOLUTION
         return unsolved
 
 

@@ -1,7 +1,7 @@
-"""Direct solves of matrices of several patterns by cuDSS: all in one call, and one by one where one of them fails.
+"""Direct solves of matrices of several patterns by cuDSS: all in one call, and one by one if one of them fails.
 
-As for a batch of one pattern (cudss_batched.py) cuDSS reports one status for all, so that solutions are checked, too,
-and if anything is wrong each system is solved by itself, with factors that depend on no other matrix.
+As for a batch of one pattern (cudss_batched.py) cuDSS reports one status for all. So solutions are checked, too, and
+if anything is wrong each system is solved by itself, with factors that depend on no other matrix.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ListPlan(Plan):
         self._specs = tuple(system_spec(request, number) for number in range(request.batch))
         self._settings = SolverSettings(refinements=request.refinements or 0)
         self._factors = ListFactors(executor, self._specs, 0, self._settings)
-        self._singles: dict[int, Factors] = {}  # of one system each, made when the batch first fails
+        self._singles: dict[int, Factors] = {}  # of one system each, created when the batch first fails
         parts = 1 + request.dtype.is_complex
         self._counts = PointerArrays(executor, request.batch, 1)  # of real numbers
         self._counts.enqueue([(one.n * one.nrhs * parts,) for one in self._specs])
@@ -77,8 +77,8 @@ class ListPlan(Plan):
         self._flags = executor.device.allocate(request.batch * STATUS_BYTES, executor.stream)
 
     def _column_copies(self, request: BatchedSpsolveListRequest) -> tuple[dict[int, tuple[Copy, int]], Any]:
-        """By the number of each right-hand side that must be copied: the copy, and its offset in the plan's memory."""
-        size, where, found = request.dtype.itemsize, 0, {}
+        """For the index of each right-hand side that must be copied: the copy, and its offset in the plan's memory."""
+        size, where, copies = request.dtype.itemsize, 0, {}
         for number in range(request.batch):
             layout = request.layout_of("b", number)
             if is_packed(layout):
@@ -87,15 +87,15 @@ class ListPlan(Plan):
             strides = layout.strides if len(layout.shape) > 1 else (*layout.strides, 1)
             source = Matrix(OperandPointer(0), request.dtype, n, nrhs, *strides)
             target = Matrix(OperandPointer(1), request.dtype, n, nrhs, 1, n)
-            found[number] = Copy(self._executor, source, target, 1, CopyMode.ALL, conj=False), where
+            copies[number] = Copy(self._executor, source, target, 1, CopyMode.ALL, conj=False), where
             where += -(-n * nrhs * size // ALIGNMENT) * ALIGNMENT
-        return found, self._executor.device.allocate(where, self._executor.stream) if found else None
+        return copies, self._executor.device.allocate(where, self._executor.stream) if copies else None
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
-        given: Any = arguments
+        args: Any = arguments
         count = len(self._specs)
-        values, rows, columns, right, x = (tuple(given[place * count : (place + 1) * count]) for place in range(5))
-        info, stamp = given[5 * count :]
+        values, rows, columns, right, x = (tuple(args[place * count : (place + 1) * count]) for place in range(5))
+        info, stamp = args[5 * count :]
         b = list(right)
         for number, (copy, where) in self._copies.items():
             b[number] = self._memory.base + where
@@ -113,7 +113,7 @@ class ListPlan(Plan):
             self._write_status(info, 0, count)
 
     def _solve_each(self, run: Run, info: Any) -> None:
-        """Factorize and solve each system, and write its status; its solution is checked where cuDSS reports none."""
+        """Factorize and solve each system, and write its status; check its solution if cuDSS reports no error."""
         (rows, columns), values, b, x, _ = run
         statuses = []
         for number, one in enumerate(self._specs):
@@ -134,20 +134,20 @@ class ListPlan(Plan):
         driver.cuMemsetD32Async(info, status & 0xFFFFFFFF, count, self._executor.target.value)
 
     def _find_unsolved(self) -> np.ndarray:
-        """Which systems have NaN or infinite elements in the solution though b has none; waits for that."""
+        """Which systems have NaN or infinite elements in the solution though b has none; waits for the result."""
         count, stream, at = len(self._specs), self._executor.target.value, self._flags.base
-        found = np.zeros(count, np.uint32)
-        driver.cuMemsetD8Async(at, 0, found.nbytes, stream)
+        flags = np.zeros(count, np.uint32)
+        driver.cuMemsetD8Async(at, 0, flags.nbytes, stream)
         lists = (*self._factors.b_and_x, *self._counts.addresses)
-        given = (*lists, ctypes.c_void_p(at), ctypes.c_int64(count))
-        pointers = (ctypes.c_void_p * len(given))(*map(ctypes.addressof, given))
+        arguments = (*lists, ctypes.c_void_p(at), ctypes.c_int64(count))
+        pointers = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
         function, grid = ctypes.c_void_p(self._function), (min(count, MOST_BLOCKS), 1, 1, THREADS, 1, 1)
         check(
             self._executor, driver.cuLaunchKernel.unchecked(function, *grid, 0, self._executor.target, pointers, None)
         )
-        driver.cuMemcpyDtoHAsync(found.ctypes.data, at, found.nbytes, stream)
+        driver.cuMemcpyDtoHAsync(flags.ctypes.data, at, flags.nbytes, stream)
         driver.cuStreamSynchronize(stream)
-        unsolved: np.ndarray = found == NOT_A_SOLUTION
+        unsolved: np.ndarray = flags == NOT_A_SOLUTION
         return unsolved
 
 

@@ -1,4 +1,4 @@
-"""Direct solves by factors of f32 whose solution is refined with residuals of f64: cuDSS, and kernels of this library.
+"""Direct solves by factors of f32 and refinement with residuals of f64: cuDSS, and kernels of this library.
 
 Each step solves for the residual and adds the correction. Refinement ends when the largest residual is at the level of
 rounding, relative to the largest sum |b| + |A|·|x| of a row, as in LAPACK's dsgesv. If the steps do not reach that, or
@@ -64,19 +64,19 @@ class RefinedPlan(CudssPlan):
         self._maxima = np.zeros((spec.nrhs, 2))
 
     def first_factors(self, request: SpsolveRequest) -> Factors:
-        """Those of f32."""
+        """The factors of f32."""
         spec, narrow = self._spec, C64 if request.values.dtype.is_complex else F32
         half = spec._replace(ld=(spec.n, spec.n), value_type=narrow.cuda)
         return self.factors(half, self._settings._replace(refinements=0))
 
     def solve(self, run: Run, info: Any) -> None:
-        known = None if run.stamp is None else (run.stamp, run.values)
-        if known is None or known != self._rejected:
+        values_key = None if run.stamp is None else (run.stamp, run.values)
+        if values_key is None or values_key != self._rejected:
             self._rejected = None
-            if self._refine(run, known):
+            if self._refine(run, values_key):
                 self.write_status(info, 0)
                 return
-            self._rejected = known
+            self._rejected = values_key
         if self._full_factors is None:
             self._full_factors = self.factors(self._spec, self._settings._replace(refinements=0))
         self._full_factors.solve(*run, keeps=self._keeps)
@@ -86,14 +86,14 @@ class RefinedPlan(CudssPlan):
         """Solve and refine; returns whether that reached the accuracy of full precision. Waits for each step."""
         values, rhs, correction, r, sizes, maxima = (self._work.base + place for place in self._places)
         (ld_b, ld_x), n = self._spec.ld, self._spec.n
-        # In each run: it is one pass over the elements, and the factors may have to be made anew.
+        # In each run, because the factors may have to be computed again; it is one pass over the elements.
         self._launch("narrow_values", run.values, values, _Int64(self._spec.nnz), over=self._spec.nnz)
         factors = self._factors
         factors.factorize(run.pattern, values, rhs, correction, known, keeps=self._keeps)
         if factors.info:
             return False
         before = math.inf
-        for step in range(self._steps + 2):  # the first solve is no refinement, and the last residual is only checked
+        for step in range(self._steps + 2):  # the first solve is no refinement; the last residual is only checked
             self._launch("begin_residual", run.b, _Int64(ld_b), r, sizes, _Int64(n))
             if step:
                 matrix = run.values, *run.pattern
@@ -102,12 +102,12 @@ class RefinedPlan(CudssPlan):
             self._clear(maxima)
             self._launch("narrow_residual", r, sizes, rhs, maxima, _Int64(n))
             if step:
-                found = self._largest_residual(maxima)
-                if found <= self._tolerance:
+                residual = self._largest_residual(maxima)
+                if residual <= self._tolerance:
                     return True
-                if step > self._steps or not found < before / 2:
+                if step > self._steps or not residual < before / 2:
                     return False
-                before = found
+                before = residual
             factors.substitute()
             self._launch("add_correction", correction, run.x, _Int64(ld_x), _Int64(not step), _Int64(n))
         return False
@@ -122,8 +122,8 @@ class RefinedPlan(CudssPlan):
         driver.cuStreamSynchronize(stream)
         left, size = self._maxima.T
         with np.errstate(all="ignore"):
-            found = float(np.where(left == 0, 0, left / size).max())
-        return found if math.isfinite(found) else math.inf
+            largest = float(np.where(left == 0, 0, left / size).max())
+        return largest if math.isfinite(largest) else math.inf
 
     def _launch(self, name: str, *given: Any, over: int | None = None) -> None:
         """Launch a kernel over the rows of all right-hand sides, or over so many elements."""
@@ -134,9 +134,9 @@ class RefinedPlan(CudssPlan):
         function = ctypes.c_void_p(self._functions[name])
         status = launch(function, blocks, 1, 1, THREADS, 1, 1, 0, self._executor.target, addresses, None)
         if status:
-            self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
+            self._executor.stream.done()  # raises DeviceFault if the device is lost
             raise driver.error("cuLaunchKernel", status)
 
 
 class _Int64(int):
-    """An argument of a kernel that is a number; others are addresses."""
+    """A kernel argument that is a number; others are addresses."""

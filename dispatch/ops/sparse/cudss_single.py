@@ -90,17 +90,17 @@ class CudssPlan(Plan):
         return self.factors(self._spec, self._settings)
 
     def factors(self, spec: SystemSpec, settings: SolverSettings) -> Factors:
-        """Factors of the plan's own."""
+        """New factors for the plan."""
         return Factors(self._executor, spec, self._executor.workspace.c_ptr.value or 0, settings)
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
-        given: Any = arguments
-        b = given[B]
+        args: Any = arguments
+        b = args[B]
         if self._copy is not None:
             self._copy.enqueue((b, self._memory.base))
             b = self._memory.base
-        stamp = None if given[STAMP] < 0 else given[STAMP]
-        self.solve(Run((given[ROWS], given[COLUMNS]), given[VALUES], b, given[OUT], stamp), given[INFO])
+        stamp = None if args[STAMP] < 0 else args[STAMP]
+        self.solve(Run((args[ROWS], args[COLUMNS]), args[VALUES], b, args[OUT], stamp), args[INFO])
 
     def solve(self, run: Run, info: Any) -> None:
         """Solve, and write the status."""
@@ -113,7 +113,7 @@ class CudssPlan(Plan):
 
 
 def _columns(layout: Layout, *, is_batch: bool) -> tuple[int, tuple[int, int], int]:
-    """The strides from matrix to matrix, and from row to row and column to column; and the number of columns."""
+    """The strides between matrices, rows and columns; and the number of columns."""
     between = layout.strides[0] if is_batch else 0
     shape, strides = layout.shape[is_batch:], layout.strides[is_batch:]
     if len(shape) == 1:
@@ -122,9 +122,9 @@ def _columns(layout: Layout, *, is_batch: bool) -> tuple[int, tuple[int, int], i
 
 
 def _leading(layout: Layout, *, is_batch: bool) -> int | None:
-    """The leading dimension of columns that lie one behind another; None for other layouts.
+    """The leading dimension of contiguous columns; None for other layouts.
 
-    Matrices of a batch have to lie one behind another, too, without gaps between their columns.
+    The matrices of a batch must be contiguous, too, without gaps between their columns.
     """
     if is_batch:
         return layout.shape[1] if is_dense_batch(layout) else None

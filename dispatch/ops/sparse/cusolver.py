@@ -1,4 +1,4 @@
-"""Direct solves by cuSOLVER, one right-hand side after another: QR, or Cholesky's method of a positive definite A."""
+"""Direct solves by cuSOLVER, one right-hand side after another: QR, or Cholesky for a positive definite A."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def plan(request: SpsolveRequest, executor: CudaExecutor, row: Row) -> Plan:
 
 
 class SparseSolvePlan(Plan):
-    """A copy of b into columns of the plan's own, and a solve for each; nothing is kept between calls."""
+    """A copy of b into columns in the plan's memory, and a solve for each; nothing is kept between calls."""
 
     __slots__ = ("_copy", "_executor", "_is_positive", "_memory", "_solve", "_steps")
 
@@ -53,12 +53,12 @@ class SparseSolvePlan(Plan):
         self._solve = SparseSolve(executor, name, n, request.values.shape[0], request.form.base)
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
-        given: Any = arguments
-        self._copy.enqueue((given[B], self._memory.base))
-        matrix, failed = (given[VALUES], given[ROWS], given[COLUMNS]), -1
+        args: Any = arguments
+        self._copy.enqueue((args[B], self._memory.base))
+        matrix, failed = (args[VALUES], args[ROWS], args[COLUMNS]), -1
         for source, target in self._steps:
-            failed = self._solve.solve(*matrix, self._memory.base + source, given[OUT] + target)
+            failed = self._solve.solve(*matrix, self._memory.base + source, args[OUT] + target)
             if failed >= 0:
                 break
         info = 0 if failed < 0 else failed + 1 if self._is_positive else -1
-        driver.cuMemsetD32Async(given[INFO], info & 0xFFFFFFFF, 1, self._executor.target.value)
+        driver.cuMemsetD32Async(args[INFO], info & 0xFFFFFFFF, 1, self._executor.target.value)

@@ -31,7 +31,7 @@ __all__ = ["order_of", "plan"]
 VALUES, ROWS, COLUMNS, B, OUT, INFO, STAMP = range(7)
 SINGULAR = -1
 INDEX_BYTES = 4
-NULL_STREAM = None  # on which the library works
+NULL_STREAM = None  # the stream that the library uses
 
 
 def plan(request: SpsolveRequest, executor: CudaExecutor, row: Row) -> Plan:
@@ -44,10 +44,10 @@ def plan(request: SpsolveRequest, executor: CudaExecutor, row: Row) -> Plan:
 
 
 def order_of(a: Any) -> tuple[Pattern, Pattern, Array, Array] | None:
-    """L without its diagonal, U, and the orders p and q of L·U = A[p][:, q]; None where a matrix is singular.
+    """L without its diagonal, U, and the orders p and q of L·U = A[p][:, q]; None if a matrix is singular.
 
-    L and U have all places that any values at A's places may fill: SuperLU leaves out elements that came out as 0, so
-    that fill is found by factors of positive numbers, whose elimination takes nothing to 0.
+    L and U have all places that any values at A's places may fill. SuperLU leaves out elements whose result is 0, so
+    the fill is computed by factorizing positive numbers, whose elimination never results in 0.
     """
     import scipy.sparse as sp
     from scipy.sparse.linalg import splu
@@ -62,7 +62,7 @@ def order_of(a: Any) -> tuple[Pattern, Pattern, Array, Array] | None:
     away = sp.csr_array((np.full(ordered.nnz, -1.0), ordered.indices, ordered.indptr), ordered.shape)
     away.setdiag(0)
     away.eliminate_zeros()
-    dominant = (away + sp.diags_array(np.full(n, n + 1.0))).tocsc()  # an M-matrix: what is off its diagonal only grows
+    dominant = (away + sp.diags_array(np.full(n, n + 1.0))).tocsc()  # an M-matrix: its off-diagonal elements only grow
     fill = splu(dominant, permc_spec="NATURAL", diag_pivot_thresh=0.0, options={"SymmetricMode": True})
     p, q = p[np.argsort(fill.perm_r)], q[np.argsort(fill.perm_c)]
     low, high = sp.tril(fill.L, -1).tocsr(), sp.triu(fill.U).tocsr()
@@ -70,7 +70,7 @@ def order_of(a: Any) -> tuple[Pattern, Pattern, Array, Array] | None:
 
 
 def pattern_of(matrix: Any) -> Pattern:
-    """The parts of a matrix of SciPy's in CSR, as the library takes them."""
+    """The parts of a SciPy matrix in CSR, as the library expects them."""
     matrix.sort_indices()
     kinds = ((matrix.indptr, np.int32), (matrix.indices, np.int32), (matrix.data, np.float64))
     return Pattern(*(np.ascontiguousarray(part, kind) for part, kind in kinds))
@@ -96,9 +96,9 @@ class RefactorPlan(Plan):
     def __init__(self, request: SpsolveRequest, executor: CudaExecutor, row: Row) -> None:
         super().__init__(row, capture_safe=False)
         self._executor = executor
-        self._factors: Any = None  # a Refactorization, once the host has ordered a matrix
+        self._factors: Any = None  # a Refactorization, after the host has ordered a matrix
         self._ordered_pattern: Any = None  # the addresses of the pattern that was ordered
-        self._stamp: Any = None  # of what was factorized
+        self._stamp: Any = None  # the stamp of the factorized values
         self._is_factorized = False
         n, dtype = request.form.shape[0], request.values.dtype
         self._n, self._nnz = n, request.values.shape[0]
@@ -112,17 +112,17 @@ class RefactorPlan(Plan):
         self._work = executor.device.allocate(n * dtype.itemsize, executor.stream)
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
-        given: Any = arguments
+        args: Any = arguments
         stream = self._executor.target.value
-        self._copy.enqueue((given[B], given[OUT]))
+        self._copy.enqueue((args[B], args[OUT]))
         driver.cuStreamSynchronize(stream)
-        self._factorize(given[VALUES], (given[ROWS], given[COLUMNS]), given[STAMP])
+        self._factorize(args[VALUES], (args[ROWS], args[COLUMNS]), args[STAMP])
         if self._is_factorized:
             p, q = self._orders
             for step in self._steps:
-                self._factors.solve(p, q, self._work.base, given[OUT] + step)
+                self._factors.solve(p, q, self._work.base, args[OUT] + step)
             driver.cuStreamSynchronize(NULL_STREAM)
-        driver.cuMemsetD32Async(given[INFO], (0 if self._is_factorized else SINGULAR) & 0xFFFFFFFF, 1, stream)
+        driver.cuMemsetD32Async(args[INFO], (0 if self._is_factorized else SINGULAR) & 0xFFFFFFFF, 1, stream)
 
     @property
     def _orders(self) -> tuple[int, int]:
@@ -131,8 +131,8 @@ class RefactorPlan(Plan):
 
     def _factorize(self, values: Any, pattern: tuple[Any, Any], stamp: Any) -> None:
         """Factorize unless the values are the same, with the present ordering as long as that works."""
-        known = stamp, values
-        if self._ordered_pattern == pattern and self._stamp == known:
+        values_key = stamp, values
+        if self._ordered_pattern == pattern and self._stamp == values_key:
             return
         self._stamp, self._is_factorized = None, False
         if self._ordered_pattern == pattern and self._factors is not None:
@@ -142,7 +142,7 @@ class RefactorPlan(Plan):
             if self._order_on_host(values, pattern):
                 self._is_factorized = self._refactor(values, pattern)
             self._ordered_pattern = pattern
-        self._stamp = known
+        self._stamp = values_key
 
     def _refactor(self, values: Any, pattern: tuple[Any, Any]) -> bool:
         done: bool = self._factors.refactor(self._nnz, *pattern, values, *self._orders)
@@ -161,10 +161,10 @@ class RefactorPlan(Plan):
             driver.cuMemcpyDtoHAsync(part.ctypes.data, source, part.nbytes, stream)
         driver.cuStreamSynchronize(stream)
         a = Pattern(*parts)
-        found = order_of(sp.csr_array((a.values, a.columns, a.offsets), (self._n, self._n)))
-        if found is None:
+        ordered = order_of(sp.csr_array((a.values, a.columns, a.offsets), (self._n, self._n)))
+        if ordered is None:
             return False
-        low, high, p, q = found
+        low, high, p, q = ordered
         for target, order in zip(self._orders, (p, q), strict=True):
             driver.cuMemcpyHtoDAsync(target, order.ctypes.data, order.nbytes, stream)
         driver.cuStreamSynchronize(stream)

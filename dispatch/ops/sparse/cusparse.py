@@ -40,7 +40,7 @@ COMPUTE = {dtype: dtype for dtype in (F32, F64, C64, C128)}
 
 
 def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
-    """The plan of a request; for one that is to be tuned, the plan with the fastest algorithm."""
+    """The plan of a request; with autotune, the plan with the fastest algorithm."""
     if request.autotune and not request.algorithm:
         from dispatch.ops.sparse.tune import fastest_plan  # few requests are tuned
 
@@ -69,7 +69,7 @@ class PlanMaker:
         return MAKERS[request.op](self)
 
     def without_elements(self) -> Plan:
-        """The plan for operands without elements: zeros, offsets too."""
+        """The plan for operands without elements: zeros, also as offsets."""
         for name in self.request.writes:
             self.steps.fill_zeros(matrix_at(self.request.layout_of(name), self.request.place_of(name)))
         return self.steps.plan(capture_safe=True)
@@ -81,7 +81,7 @@ class PlanMaker:
         return cusparse.cusparseOperation_t(int(T if trans is C and not is_complex else trans))
 
     def factor(self, name: str) -> Scalar | Constant:
-        """A factor as an argument; it is 0 in each run if what it multiplies is not read."""
+        """A factor as an argument; it is 0 in each run if its operand is not read."""
         request = self.request
         if name == "beta" and not request.reads_added:
             return Constant(0.0, self.compute)
@@ -91,7 +91,7 @@ class PlanMaker:
     def sparse_spec(
         self, form: SparseForm, names: tuple[str, str, str], places: Sequence[int] = (), **attributes: int
     ) -> SparseSpec:
-        """The description of a sparse matrix whose operands have these names, or of copies of them at other places."""
+        """The description of a sparse matrix whose operands have these names, or of copies at other places."""
         layouts = [self.request.layout_of(name) for name in names]
         values, rows, columns = layouts
         places = places or [self.request.place_of(name) for name in names]
@@ -109,7 +109,7 @@ class PlanMaker:
         )
 
     def aligned_places(self, names: Sequence[str], *, result: bool = False) -> list[int]:
-        """The places of parts aligned to 16 bytes, which kernels read at once: of copies where operands are not.
+        """The places of parts aligned to 16 bytes, as vector loads need: copies if operands are not aligned.
 
         Parts of a `result` are not copied in: `copy_out` copies them out.
         """
@@ -123,7 +123,7 @@ class PlanMaker:
         return places
 
     def copy_out(self, names: Sequence[str], places: Sequence[int]) -> None:
-        """Copy parts of a result from the places that `aligned_places` has returned."""
+        """Copy parts of a result from the places that `aligned_places` returned."""
         for name, place in zip(names, places, strict=True):
             target = matrix_at(self.request.layout_of(name), self.request.place_of(name))
             self.steps.copy(matrix_at(self.request.layout_of(name), place), target)
@@ -144,7 +144,7 @@ class PlanMaker:
         return DenseVector(layout.size, layout.dtype.cuda, self.request.place_of(name), self.steps.placeholder)
 
     def dense_matrix(self, name: str, *, like: bool | None = None) -> tuple[DenseMatrix, Operation]:
-        """The descriptor of a dense matrix in a given order, and the operation that this makes necessary."""
+        """The descriptor of a dense matrix in a given order, and the operation that this order requires."""
         layout, place = self.request.layout_of(name), self.request.place_of(name)
         wanted = like if like is not None else is_row_major(layout)
         shape, turn, ld = layout.shape, N, leading_dimension(layout, by_rows=wanted)
@@ -152,11 +152,11 @@ class PlanMaker:
             shape, turn, ld = shape[::-1], T, leading_dimension(layout, by_rows=not wanted)
         if ld is None:
             raise WorkerFailed(f"{name} is neither row-major nor column-major: {layout}")
-        made = DenseMatrix(shape, ld, layout.dtype.cuda, place, self.steps.placeholder, by_rows=wanted)
-        return made, turn
+        matrix = DenseMatrix(shape, ld, layout.dtype.cuda, place, self.steps.placeholder, by_rows=wanted)
+        return matrix, turn
 
     def copy_added(self, name: str) -> None:
-        """Copy the operand that is added to the result, which the call overwrites."""
+        """Copy the added operand to the result, which the call overwrites."""
         request = self.request
         if request.reads_added:
             source, target = (matrix_at(request.layout_of(one), request.place_of(one)) for one in (name, "out"))
@@ -168,13 +168,13 @@ class PlanMaker:
         request = self.request
         self.copy_added("y")
         a = self.sparse_matrix(self.sparse_spec(request.form, PARTS, self.product_places()))
-        given = (self.factor("alpha"), a, self.dense_vector("x"), self.factor("beta"), self.dense_vector("out"))
+        arguments = (self.factor("alpha"), a, self.dense_vector("x"), self.factor("beta"), self.dense_vector("out"))
         algorithm = cusparse.cusparseSpMVAlg_t(int(request.algorithm))
-        self.steps.call("cusparseSpMV", self.operation(request.trans), *given, self.kind, algorithm)
+        self.steps.call("cusparseSpMV", self.operation(request.trans), *arguments, self.kind, algorithm)
         return self.steps.plan(capture_safe=True)
 
     def multiply_matrix(self) -> Plan:
-        """SpMM; sums of 16 bits, which most algorithms round at each addition, are f32 and rounded at the end."""
+        """SpMM; 16-bit sums, which most algorithms round at each addition, are kept in f32 and rounded at the end."""
         request = self.request
         layout, place = request.layout_of("out"), request.place_of("out")
         rounds = layout.dtype in HALF and not request.same_bits
@@ -191,10 +191,10 @@ class PlanMaker:
         else:
             out, _ = self.dense_matrix("out", like=by_rows)
         b, turn = self.dense_matrix("b", like=by_rows)
-        given = (self.factor("alpha"), a, b, self.factor("beta"), out, self.kind)
+        arguments = (self.factor("alpha"), a, b, self.factor("beta"), out, self.kind)
         algorithm = cusparse.cusparseSpMMAlg_t(int(request.algorithm))
         operations = self.operation(request.trans), cusparse.cusparseOperation_t(int(turn))
-        self.steps.call("cusparseSpMM", *operations, *given, algorithm)
+        self.steps.call("cusparseSpMM", *operations, *arguments, algorithm)
         if rounds:
             self.steps.copy_rounded(sums, matrix_at(layout, place))
         return self.steps.plan(capture_safe=True)
@@ -205,7 +205,7 @@ class PlanMaker:
         return Matrix(OperandPointer(place), F32, m, n, *((n, 1) if is_row_major(layout) else (1, m)))
 
     def sample(self) -> Plan:
-        """SDDMM; where nothing is added the result is set to zeros before, for 0 times unwritten memory may be NaN.
+        """SDDMM; without an added operand the result is zeroed first, because 0 times unwritten memory may be NaN.
 
         It is preprocessed in each run, as torch does: without that an H100 took 1.06 to 1.36 times as long as torch.
         """
@@ -216,13 +216,13 @@ class PlanMaker:
         c = self.sparse_matrix(self.sparse_spec(request.form, ("out", "rows", "columns")))
         (a, _), (b, _) = self.dense_matrix("a"), self.dense_matrix("b")
         plain = cusparse.cusparseOperation_t(0)
-        given = (self.factor("alpha"), a, b, self.factor("beta"), c, self.kind)
+        arguments = (self.factor("alpha"), a, b, self.factor("beta"), c, self.kind)
         algorithm = cusparse.cusparseSDDMMAlg_t.CUSPARSE_SDDMM_ALG_DEFAULT
-        self.steps.call("cusparseSDDMM", plain, plain, *given, algorithm, kind=PreprocessedCall)
+        self.steps.call("cusparseSDDMM", plain, plain, *arguments, algorithm, kind=PreprocessedCall)
         return self.steps.plan(capture_safe=True)
 
     def solve(self) -> Plan:
-        """SpSV or SpSM; a matrix in CSC is the transpose of one in CSR, whose triangle is the other one."""
+        """SpSV or SpSM; CSC is solved as the transpose of CSR, with the other triangle."""
         request = self.request
         form, trans, uplo, names = request.form, request.trans, request.uplo, PARTS
         if form.format == SparseFormat.CSC:
@@ -231,11 +231,11 @@ class PlanMaker:
             trans, uplo, names = (T if trans is N else N), uplo.other, ("values", "columns", "rows")
         a = self.sparse_matrix(self.sparse_spec(form, names, fill=int(uplo), diag=int(request.diag)))
         alpha, operation = self.factor("alpha"), self.operation(trans)
-        given: tuple[Any, ...]
+        arguments: tuple[Any, ...]
         if request.op == "spsv":
             self.refuse_before(SPSV_ALGORITHMS_SINCE)
             algorithm = cusparse.cusparseSpSVAlg_t(int(request.algorithm))
-            given = (operation, alpha, a, self.dense_vector("x"), self.dense_vector("out"), self.kind, algorithm)
+            arguments = (operation, alpha, a, self.dense_vector("x"), self.dense_vector("out"), self.kind, algorithm)
             name = "cusparseSpSV"
         else:
             by_rows = is_row_major(request.layout_of("out"))
@@ -243,18 +243,18 @@ class PlanMaker:
             b, turn = self.dense_matrix("b", like=by_rows)
             turned = cusparse.cusparseOperation_t(int(turn))
             default = cusparse.cusparseSpSMAlg_t.CUSPARSE_SPSM_ALG_DEFAULT
-            given = (operation, turned, alpha, a, b, out, self.kind, default)
+            arguments = (operation, turned, alpha, a, b, out, self.kind, default)
             name = "cusparseSpSM"
         keeps = request.form.pattern is not None
         place = request.place_of("values")
-        self.steps.append(Solve(self.executor, name, a, given, place, keeps=keeps))
+        self.steps.append(Solve(self.executor, name, a, arguments, place, keeps=keeps))
         return self.steps.plan(capture_safe=False)
 
     def refuse_before(self, version: tuple[int, ...]) -> None:
-        """Refused for an algorithm that is named, where the library is older than one that has it."""
-        found = self.executor.versions.get("cusparse", version)
-        if self.request.algorithm and found < version:
-            wanted, has = (".".join(map(str, one)) for one in (version, found))
+        """Refused for a named algorithm if the library is older than the first one that has it."""
+        installed = self.executor.versions.get("cusparse", version)
+        if self.request.algorithm and installed < version:
+            wanted, has = (".".join(map(str, one)) for one in (version, installed))
             raise Refused(f"{self.request.algorithm.name} needs cuSPARSE {wanted}, has {has}: leave algorithm open")
 
     def multiply_sparse(self) -> Plan:
@@ -273,18 +273,19 @@ class PlanMaker:
             front = (plain, plain, a, b)
             self.steps.append(ReusedProduct(self.executor, front, (alpha, beta), spec, kind, choice))
             return self.steps.plan(capture_safe=False)
-        given = (plain, plain, alpha, a, b, beta)
+        arguments = (plain, plain, alpha, a, b, beta)
         number = request.place_of("out") if counts else None
         layouts = tuple(request.layout_of(name) for name in request.reads)
         key = (request.form, request.b_form, layouts, request.alpha, choice)
         stamp = len(request.reads) + len(request.writes)
-        self.steps.append(SparseProduct(self.executor, given, spec, kind, choice, number, stamp=stamp, key=key))
+        self.steps.append(SparseProduct(self.executor, arguments, spec, kind, choice, number, stamp=stamp, key=key))
         return self.steps.plan(capture_safe=False)
 
     def unpack(self) -> Plan:
-        """SparseToDense, into zeros: NVIDIA does not say that it writes them.
+        """SparseToDense, into zeros, because NVIDIA does not state that it writes them.
 
-        Of COO it reads 16 bytes at once, and faults where a part is not at a multiple of them: it is copied there.
+        For COO it reads 16 bytes at once, and faults if a part is not aligned to 16 bytes; then an aligned copy is
+        used.
         """
         request = self.request
         self.steps.fill_zeros(matrix_at(request.layout_of("out"), request.place_of("out")))
@@ -296,18 +297,18 @@ class PlanMaker:
         return self.steps.plan(capture_safe=True)
 
     def exchange(self) -> Plan:
-        """Csr2cscEx2, whose parts are at multiples of 16 bytes; a matrix in CSC is the transpose of one in CSR.
+        """Csr2cscEx2 with parts aligned to 16 bytes; CSC is handled as the transpose of CSR.
 
-        It is right when it is called, and reads beyond its memory when it is captured and the graph is launched.
+        A direct call is correct, but a captured one reads beyond its memory when the graph is launched.
         """
         request = self.request
         (m, n), names = request.form.shape, ["values", "rows", "columns"]
-        made = ["out_values", "out_columns", "out_rows"]
+        results = ["out_values", "out_columns", "out_rows"]
         if not request.from_csr:
             m, n = n, m
-            names, made = ["values", "columns", "rows"], ["out_values", "out_rows", "out_columns"]
-        given, found = self.aligned_places(names), self.aligned_places(made, result=True)
-        places = [OperandPointer(place) for place in (*given, *found)]
+            names, results = ["values", "columns", "rows"], ["out_values", "out_rows", "out_columns"]
+        sources, targets = self.aligned_places(names), self.aligned_places(results, result=True)
+        places = [OperandPointer(place) for place in (*sources, *targets)]
         choices = (
             cusparse.cudaDataType(request.values.dtype.cuda),
             cusparse.cusparseAction_t.CUSPARSE_ACTION_NUMERIC,
@@ -315,23 +316,23 @@ class PlanMaker:
             cusparse.cusparseCsr2CscAlg_t.CUSPARSE_CSR2CSC_ALG1,
         )
         self.steps.call("cusparseCsr2cscEx2", m, n, request.values.shape[0], *places, *choices)
-        self.copy_out(made, found)
+        self.copy_out(results, targets)
         return self.steps.plan(capture_safe=False)
 
 
 def factors_of(request: Any) -> tuple[str, ...]:
-    """The factors of a request that stand behind the addresses."""
-    found: tuple[str, ...] = getattr(request, "numbers", ())
-    return found
+    """The factors of a request that come after the addresses."""
+    names: tuple[str, ...] = getattr(request, "numbers", ())
+    return names
 
 
 def is_row_major(layout: Any) -> bool:
-    """Whether a matrix is row-major; one that is both row-major and column-major counts as such."""
+    """Whether a matrix is row-major; one that is also column-major counts as row-major."""
     return leading_dimension(layout, by_rows=True) is not None
 
 
 def matrix_at(layout: Any, operand: int) -> Matrix:
-    """A vector as a matrix of one column, or a matrix, of any strides; blocks of BSR one after another."""
+    """A matrix of any strides, or a vector as a matrix of one column; blocks of BSR are consecutive."""
     shape, strides = layout.shape, layout.strides
     if len(shape) == 2:
         return Matrix(OperandPointer(operand), layout.dtype, *shape, *strides)

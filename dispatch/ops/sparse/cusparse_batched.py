@@ -1,10 +1,10 @@
 """Batches of products by cuSPARSE's SpMM: descriptors of one matrix, and the strides to the next one.
 
-If each A in CSR has row offsets of its own, or is transposed, there is a call for each: for such a batch cuSPARSE 12.6
-uses the first one's offsets for all, with every algorithm (seen on an H100 and an H200). So it is if the library cannot
-express the strides: those of a shared pattern with elements for each matrix, for columns and values have one stride in
-CSR (cusparseCsrSetStridedBatch), and so have all three parts in COO (cusparseCooSetStridedBatch); for CSC and BSR it
-has none at all. Sums of 16 bits, which algorithms round at each addition, are f32 and rounded at the end.
+There is a call for each matrix if each A in CSR has its own row offsets, or is transposed: for such a batch cuSPARSE
+12.6 uses the first one's offsets for all, with every algorithm (seen on an H100 and an H200). The same holds if the
+library cannot express the strides: those of a shared pattern with elements for each matrix, because columns and values
+have one stride in CSR (cusparseCsrSetStridedBatch), as have all three parts in COO (cusparseCooSetStridedBatch); for
+CSC and BSR it has no strides. 16-bit sums, which algorithms round at each addition, are f32 and rounded at the end.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
 __all__ = ["plan"]
 
-MOST_BATCHES = 65_535  # of a call of cusparseSpMM, as its documentation says
-VECTOR = 16  # bytes that sums begin at a multiple of
+MOST_BATCHES = 65_535  # of a call of cusparseSpMM, according to its documentation
+VECTOR = 16  # bytes: the alignment of sums
 
 
 def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
-    """The plan of a request; of one that is to be tuned, that with the fastest algorithm."""
+    """The plan of a request; with autotune, the plan with the fastest algorithm."""
     if request.autotune and not request.algorithm:
         from dispatch.ops.sparse.tune import fastest_plan  # few requests are tuned
 
@@ -78,10 +78,10 @@ class BatchPlanMaker(PlanMaker):
             }
             strides[place] = (sums.strides[0] if request.batch > 1 else 0) * sums.dtype.itemsize
             kind = partial(RepeatedCall, count=request.batch, strides=strides)
-        given = (self.factor("alpha"), self.sparse_batch(), b, self.factor("beta"), c, self.kind)
+        arguments = (self.factor("alpha"), self.sparse_batch(), b, self.factor("beta"), c, self.kind)
         operations = self.operation(request.trans), cusparse.cusparseOperation_t(turn)
         algorithm = cusparse.cusparseSpMMAlg_t(int(self.algorithm))
-        self.steps.call("cusparseSpMM", *operations, *given, algorithm, kind=kind)
+        self.steps.call("cusparseSpMM", *operations, *arguments, algorithm, kind=kind)
         if sums is not out:
             self.copy_batch(sums, place, out, request.place_of("out"))
         return self.steps.plan(capture_safe=True)
@@ -90,11 +90,11 @@ class BatchPlanMaker(PlanMaker):
         """The layout of sums in f32, in the order of the results, with contiguous matrices."""
         count, m, n = self.request.layout_of("out").shape
         strides = (m * n, n, 1) if by_rows else (m * n, 1, m)
-        found: Layout = self.request.device.layout(F32, (count, m, n), strides, VECTOR)
-        return found
+        layout: Layout = self.request.device.layout(F32, (count, m, n), strides, VECTOR)
+        return layout
 
     def copy_batch(self, source: Layout, place: int, target: Layout, target_place: int) -> None:
-        """Copy a batch; to another dtype matrix by matrix, or as one matrix where they are contiguous."""
+        """Copy a batch; to another dtype matrix by matrix, or as one matrix if they are contiguous."""
         one, other = batch_at(source, place), batch_at(target, target_place)
         if source.dtype is target.dtype:
             self.steps.copy(one, other, source.shape[0])
@@ -109,7 +109,7 @@ class BatchPlanMaker(PlanMaker):
 
     @property
     def algorithm(self) -> SpmmAlgorithm:
-        """The algorithm of the request; for COO the default is that of NVIDIA's sample of a batch.
+        """The algorithm of the request; for COO the default is that of NVIDIA's batch sample.
 
         The library's default for one matrix reads 16 bytes at once, but a matrix of a batch may begin anywhere.
         """
@@ -125,10 +125,10 @@ class BatchPlanMaker(PlanMaker):
         if request.form.format in (SparseFormat.CSC, SparseFormat.BSR):
             return True
         values, rows, columns = map(self.batch_stride, PARTS)
-        # Of indices of their own in COO cuSPARSE 12.6 gave wrong sums on an H200.
+        # For COO with separate indices cuSPARSE 12.6 gave wrong sums on an H200.
         together = columns == values and rows == 0 and (values == 0 or request.form.format != SparseFormat.COO)
-        behind = values == 0 or values >= request.values.shape[-1]  # else the library refuses the distance
-        is_one_call = together and behind and request.trans is Operation.N and request.batch <= MOST_BATCHES
+        is_valid_stride = values == 0 or values >= request.values.shape[-1]  # else the library refuses the stride
+        is_one_call = together and is_valid_stride and request.trans is Operation.N and request.batch <= MOST_BATCHES
         return request.batch > 1 and not is_one_call
 
     def batch_stride(self, name: str) -> int:
@@ -142,17 +142,17 @@ class BatchPlanMaker(PlanMaker):
         return batch_at(self.request.layout_of(name), self.request.place_of(name))
 
     def dense_batch(self, layout: Layout, place: int, *, by_rows: bool) -> tuple[DenseMatrix, int]:
-        """The descriptor of a batch in a given order, and the operation that this makes necessary."""
+        """The descriptor of a batch in a given order, and the operation that this order requires."""
         one = first_matrix_layout(self.request, layout)
         shape, turn, ld = one.shape, 0, leading_dimension(one, by_rows=by_rows)
-        if ld is None:  # it is the transpose of one of the wanted order
+        if ld is None:  # it is the transpose of a matrix of the wanted order
             shape, turn, ld = shape[::-1], 1, leading_dimension(one, by_rows=not by_rows)
         if ld is None:
             raise WorkerFailed(f"an operand is neither row-major nor column-major: {layout}")
-        made = DenseMatrix((shape[0], shape[1]), ld, layout.dtype.cuda, place, self.steps.placeholder, by_rows=by_rows)
+        batch = DenseMatrix((shape[0], shape[1]), ld, layout.dtype.cuda, place, self.steps.placeholder, by_rows=by_rows)
         if not self.is_one_by_one:
-            made.set_batch(layout.shape[0], layout.strides[0])
-        return made, turn
+            batch.set_batch(layout.shape[0], layout.strides[0])
+        return batch, turn
 
     def sparse_batch(self) -> SparseMatrix:
         """The descriptor of a batch of A; a shared A has strides of 0."""
@@ -169,10 +169,10 @@ class BatchPlanMaker(PlanMaker):
             columns.dtype.itemsize,
             *(request.place_of(name) for name in PARTS),
         )
-        made = SparseMatrix(spec, self.steps.placeholder)
+        matrix = SparseMatrix(spec, self.steps.placeholder)
         if not self.is_one_by_one:
-            made.set_batch(request.batch, self.batch_stride("rows"), self.batch_stride("values"))
-        return made
+            matrix.set_batch(request.batch, self.batch_stride("rows"), self.batch_stride("values"))
+        return matrix
 
 
 def batch_at(layout: Layout, operand: int) -> Matrix:
@@ -188,6 +188,6 @@ def nth_place(place: OperandPointer, number: int) -> OperandPointer:
 
 
 def is_tall(layout: Layout) -> bool:
-    """Whether the rows of a batch follow each other as those of one matrix do."""
+    """Whether the rows of a batch have one common stride, as in a single tall matrix."""
     (count, rows, _), (step, line, _) = layout.shape, layout.strides
     return count == 1 or step == rows * line

@@ -1,7 +1,7 @@
-"""Products with operators of the caller's as calls of cuSPARSE: SpMMOp and SpMVOp.
+"""Products with the caller's operators as calls of cuSPARSE: SpMMOp and SpMVOp.
 
-SpMMOp is over memory of the plan's own, where all is dense and B and C are row-major, which NVIDIA says is faster;
-operands of any strides are copied there, and those of 16 bits become f32 on the way.
+SpMMOp works on memory of the plan, in which all operands are dense and B and C are row-major, which NVIDIA says is
+faster. Operands of any strides are copied there; those of 16 bits are converted to f32.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class CompiledPlanMaker(PlanMaker):
 
     # -- SpMMOp -------------------------------------------------------------------------------------------------------
     def multiply_over_semiring(self) -> Plan:
-        """Copies into the plan's memory, the product, the rows that it does not write, and a copy to the result."""
+        """Copies to the plan's memory, the product, the rows that it does not write, and a copy to the result."""
         request, arch = self.request, str(self.executor.device.arch)
         operators = operators_of(request, self.compute)
         code = compile_to_lto(operators.sources(), arch)
@@ -59,9 +59,9 @@ class CompiledPlanMaker(PlanMaker):
         self.steps.append(product)
         self.steps.append(EmptyRows(self.executor, operators.empty_rows_source(), parts["rows"], out))
         self.copy(out, matrix_at(request.layout_of("out"), request.place_of("out")))
-        made = self.steps.plan(capture_safe=False)
-        product.bind(made.addresses((0,) * (len(request.reads) + len(request.writes))))
-        return made
+        plan = self.steps.plan(capture_safe=False)
+        product.bind(plan.addresses((0,) * (len(request.reads) + len(request.writes))))
+        return plan
 
     def allocate_operand(self, name: str) -> Matrix:
         """Memory of the plan for an operand, dense, in the compute dtype."""
@@ -92,10 +92,10 @@ class CompiledPlanMaker(PlanMaker):
 
     # -- SpMVOp -------------------------------------------------------------------------------------------------------
     def multiply_with_epilogue(self) -> Plan:
-        """A · x and the operand that is added, each apart from the result, all aligned for vector loads.
+        """A · x and the added operand, in memory that is separate from the result, aligned for vector loads.
 
-        With what is added in the place of the result cuSPARSE 12.9.4 did not support f32 (on an H200), and did with the
-        two apart, at multiples of 256 bytes.
+        If the added operand was in the memory of the result, cuSPARSE 12.9.4 did not support f32 (on an H200). It did
+        with separate memory, at multiples of 256 bytes.
         """
         request, steps = self.request, self.steps
         code = None
@@ -105,7 +105,7 @@ class CompiledPlanMaker(PlanMaker):
         added = self.allocate_operand("out")
         if request.reads_added:
             steps.copy(matrix_at(request.layout_of("y"), request.place_of("y")), added)
-        else:  # 0 times what nobody has written may be NaN
+        else:  # 0 times unwritten memory may be NaN
             steps.fill_zeros(added)
         a = self.sparse_matrix(self.sparse_spec(request.form, PARTS, self.aligned_places(PARTS)))
         x, out = *self.aligned_places(("x",)), *self.aligned_places(("out",), result=True)

@@ -17,7 +17,7 @@ __all__ = ["plan"]
 
 
 def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
-    """The plan of a request; one without rows or elements is zeros, or nothing."""
+    """The plan of a request; without rows or elements it writes zeros, or nothing."""
     steps = Steps(executor, row, len(request.reads) + len(request.writes))
     if not request.rows.size or getattr(request, "nnz", 1) == 0:
         return _fill_zeros(request, steps)
@@ -25,7 +25,7 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
 
 
 def _fill_zeros(request: Any, steps: Steps) -> Plan:
-    """What is written where there is nothing to be found: a count of 0, and offsets that all are."""
+    """Write the result for no elements: a count of 0, or offsets that are all 0."""
     for name in request.writes:
         size = request.layout_of(name).size
         if not size:

@@ -17,12 +17,12 @@ __all__ = ["plan"]
 
 
 def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
-    """The plan of a request; without elements it is zeros."""
+    """The plan of a request; without elements it writes zeros."""
     return EllPlanMaker(request, executor, row).plan()
 
 
 class EllPlanMaker(PlanMaker):
-    """A request whose plan is made."""
+    """Makes the plan of a request."""
 
     def plan(self) -> Plan:
         request = self.request
@@ -42,9 +42,9 @@ class EllPlanMaker(PlanMaker):
         size = request.values.shape[0]
         spec = SlicedEllSpec(shape, request.nnz, size, request.slice_size, *widths, kind, *places)
         a = EllMatrix(spec, self.steps.placeholder)
-        given = (self.factor("alpha"), a, self.dense_vector("x"), self.factor("beta"), self.dense_vector("out"))
+        arguments = (self.factor("alpha"), a, self.dense_vector("x"), self.factor("beta"), self.dense_vector("out"))
         algorithm = cusparse.cusparseSpMVAlg_t.CUSPARSE_SPMV_SELL_ALG1
-        self.steps.call("cusparseSpMV", cusparse.cusparseOperation_t(0), *given, self.kind, algorithm)
+        self.steps.call("cusparseSpMV", cusparse.cusparseOperation_t(0), *arguments, self.kind, algorithm)
         return self.steps.plan(capture_safe=True)
 
     def by_blocks(self) -> Plan:
@@ -57,8 +57,8 @@ class EllPlanMaker(PlanMaker):
         by_rows = is_row_major(request.layout_of("out"))
         out, _ = self.dense_matrix("out", like=by_rows)
         b, turn = self.dense_matrix("b", like=by_rows)
-        given = (self.factor("alpha"), a, b, self.factor("beta"), out, self.kind)
+        arguments = (self.factor("alpha"), a, b, self.factor("beta"), out, self.kind)
         operations = cusparse.cusparseOperation_t(0), cusparse.cusparseOperation_t(int(turn))
         algorithm = cusparse.cusparseSpMMAlg_t.CUSPARSE_SPMM_BLOCKED_ELL_ALG1
-        self.steps.call("cusparseSpMM", *operations, *given, algorithm)
+        self.steps.call("cusparseSpMM", *operations, *arguments, algorithm)
         return self.steps.plan(capture_safe=True)

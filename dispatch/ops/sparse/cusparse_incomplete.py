@@ -1,4 +1,4 @@
-"""Incomplete factorizations by cuSPARSE, which factorizes a copy where the result is to be."""
+"""Incomplete factorizations by cuSPARSE, in place in a copy in the result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMES = {"ilu0": "csrilu02", "ic0": "csric02"}
 
 
 def plan(request: IncompleteRequest, executor: CudaExecutor, row: Row) -> Plan:
-    """The plan of a request; parts that do not begin at 16 bytes are copied there, as other functions ask for it."""
+    """The plan of a request; parts that are not aligned to 16 bytes are copied, because other functions require it."""
     steps = Steps(executor, row, len(request.reads) + len(request.writes))
     layout = request.layout_of("out")
     target = steps.aligned_operand(layout, request.place_of("out"))
@@ -48,7 +48,7 @@ def plan(request: IncompleteRequest, executor: CudaExecutor, row: Row) -> Plan:
 
 
 def _aligned(request: IncompleteRequest, steps: Steps, name: str) -> int:
-    """Where a part is that begins at 16 bytes."""
+    """The place of a part, or of its copy, that is aligned to 16 bytes."""
     layout, place = request.layout_of(name), request.place_of(name)
     part = steps.aligned_operand(layout, place)
     steps.copy(_column(layout, place), part)

@@ -1,7 +1,7 @@
-"""Systems with five diagonals by cuSPARSE, which overwrites all that it is given, and beyond: it works on copies.
+"""Systems with five diagonals by cuSPARSE, which overwrites its operands, and memory beyond them: it works on copies.
 
-On an H100 a solve of three unknowns writes one row more than the right-hand sides have. Copies therefore have rows to
-spare, as many as a diagonal is off the main one.
+On an H100 a solve with three unknowns writes one row more than the right-hand sides have. So copies have spare rows, as
+many as the outermost diagonal is off the main one.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ __all__ = ["plan"]
 LETTERS = {F32: "S", F64: "D", C64: "C", C128: "Z"}
 ROUND = 256  # bytes
 SPARE = max(DIAGONALS.values())  # rows
-BY_QR = 0  # the one algorithm that there is
+BY_QR = 0  # the only algorithm
 
 
 def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
-    """The plan of a request; without any system there is nothing to do."""
+    """The plan of a request; without any system it does nothing."""
     steps = SortSteps(executor, row, len(request.reads) + len(request.writes))
     n, batch = request.d.shape
     if not batch:
@@ -43,9 +43,9 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     copies = [OperandPointer(work, number * step) for number in range(len(names))]
     for name, copy in zip(names, copies, strict=True):
         steps.copy(column(OperandPointer(request.place_of(name))), column(copy))
-    function, given = f"cusparse{LETTERS[dtype]}gpsvInterleavedBatch", (BY_QR, n, *copies, batch)
-    buffer = Call(executor, function, given).buffer_size("_bufferSizeExt")
+    function, arguments = f"cusparse{LETTERS[dtype]}gpsvInterleavedBatch", (BY_QR, n, *copies, batch)
+    buffer = Call(executor, function, arguments).buffer_size("_bufferSizeExt")
     steps.scratch(len(copies) * step + buffer)
-    steps.append(Call(executor, function, (*given, OperandPointer(work, len(copies) * step))))
+    steps.append(Call(executor, function, (*arguments, OperandPointer(work, len(copies) * step))))
     steps.copy(column(copies[-1]), column(OperandPointer(request.place_of("out"))))
     return steps.plan(capture_safe=True)

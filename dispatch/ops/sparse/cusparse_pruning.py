@@ -1,4 +1,4 @@
-"""Dense matrices pruned by cuSPARSE, which takes them column-major: others are copied before."""
+"""Dense matrices pruned by cuSPARSE, which needs column-major ones: others are copied first."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["plan"]
 
 
 def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
-    """The plan of a request; of a matrix without elements the result is zeros."""
+    """The plan of a request; for a matrix without elements it writes zeros."""
     steps = SortSteps(executor, row, len(request.reads) + len(request.writes))
     layout, place = request.a.layout, request.place_of
     if not layout.size:
@@ -40,7 +40,7 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
 
 
 def _fill_zeros(request: Any, steps: SortSteps) -> Plan:
-    """A count of 0, and offsets that all are."""
+    """Write a count of 0, or offsets that are all 0."""
     for name in request.writes:
         size = request.layout_of(name).size
         if size:

@@ -1,4 +1,4 @@
-"""Matrices sorted by cuSPARSE: copies of the indices are sorted where they are to be, and values follow."""
+"""Matrices sorted by cuSPARSE: indices are copied to the result and sorted there, then values are permuted."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["plan"]
 
 
 def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
-    """The plan of a request; of a matrix without elements its rows are copied.
+    """The plan of a request; for a matrix without elements it copies the rows.
 
-    No graph is made of a sort: once one has been captured, cusparseCreateIdentityPermutation ends in
+    A sort is never captured in a graph: after one capture, cusparseCreateIdentityPermutation returns
     CUSPARSE_STATUS_INTERNAL_ERROR for the rest of the process.
     """
     steps = SortSteps(executor, row, len(request.reads) + len(request.writes))
     count, place = request.values.shape[0], request.place_of
-    # The library reads 16 bytes at once: what begins elsewhere is sorted beside it, and copied.
+    # The library reads 16 bytes at once: unaligned parts are sorted in workspace, and copied.
     parts = {name: steps.aligned_operand(request.layout_of(name), place(name)) for name in request.writes}
     for name in ("rows", "columns"):
         steps.copy(_column(request, name), parts[f"out_{name}"])

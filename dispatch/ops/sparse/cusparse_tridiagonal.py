@@ -1,4 +1,4 @@
-"""Systems of equations with three diagonals by gtsv2, which solves where the right-hand sides are."""
+"""Systems of equations with three diagonals by gtsv2, which overwrites the right-hand sides with the solution."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LETTERS = {F32: "S", F64: "D", C64: "C", C128: "Z"}
 
 
 def plan(request: GtsvRequest, executor: CudaExecutor, row: Row) -> Plan:
-    """The plan of a request: b is copied to where x is to be, and the systems are solved there."""
+    """The plan of a request: copy b to x, and solve the systems there."""
     steps = Steps(executor, row, len(request.reads) + 1)
     if not request.b.size:
         return steps.idle_plan()
@@ -31,8 +31,8 @@ def plan(request: GtsvRequest, executor: CudaExecutor, row: Row) -> Plan:
     places = [OperandPointer(request.place_of(name)) for name in ("dl", "d", "du")]
     n, name = request.d.shape[-1], f"cusparse{LETTERS[request.d.dtype]}gtsv2"
     if request.is_batch:
-        behind = (request.d.shape[0], n)
-        steps.call(f"{name}StridedBatch", n, *places, OperandPointer(out), *behind, size="_bufferSizeExt")
+        strides = (request.d.shape[0], n)
+        steps.call(f"{name}StridedBatch", n, *places, OperandPointer(out), *strides, size="_bufferSizeExt")
         return steps.plan(capture_safe=True)
     columns = layout.shape[1] if len(layout.shape) == 2 else 1
     ld = leading_dimension(layout, by_rows=False) if len(layout.shape) == 2 else n

@@ -1,7 +1,7 @@
 """Sparse vectors by cuSPARSE: Gather, Scatter, Axpby, Rot and SpVV.
 
-NVIDIA wants the indices and the values of a sparse vector at multiples of 16 bytes. Those that are elsewhere, as those
-of a slice may be, are copied first, and gathered ones behind the call.
+NVIDIA requires the indices and the values of a sparse vector to be aligned to 16 bytes. Unaligned ones, as in a slice,
+are copied before the call, and gathered results after it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 __all__ = ["plan"]
 
-COMPUTE = {F16: F32, BF16: F32}  # what factors are read as, and rotations computed in
+COMPUTE = {F16: F32, BF16: F32}  # the dtype of factors, and of the arithmetic of rotations
 
 
 def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
-    """The plan of a request; what is changed of a vector is changed where the result is to be."""
+    """The plan of a request; a vector that is modified is first copied to the result."""
     operands = len(request.reads) + len(request.writes)
     steps = Steps(executor, row, operands + len(getattr(request, "numbers", ())))
     dtype, size = request.y.dtype, request.y.size
@@ -44,7 +44,7 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     if request.op in ("sparse_scatter", "sparse_rot") or (target == "out" and request.reads_added):
         steps.copy(_column(request, "y"), _column(request, target))
     elif request.op == "sparse_axpby":
-        steps.fill_zeros(_column(request, "out"))  # 0 times what nobody has written may be NaN
+        steps.fill_zeros(_column(request, "out"))  # 0 times unwritten memory may be NaN
     if request.op == "sparse_gather":
         steps.append(Call(executor, "cusparseGather", (dense, sparse)))
         steps.copy(parts[1], _column(request, "out"))
@@ -61,8 +61,8 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     else:
         operation = cusparse.cusparseOperation_t(2 if request.conj and dtype.is_complex else 0)
         result = OperandPointer(request.place_of("out"))
-        given = (operation, sparse, dense, result, cusparse.cudaDataType(dtype.cuda))
-        steps.call("cusparseSpVV", *given, kind=DeviceResultCall)
+        arguments = (operation, sparse, dense, result, cusparse.cudaDataType(dtype.cuda))
+        steps.call("cusparseSpVV", *arguments, kind=DeviceResultCall)
     return steps.plan(capture_safe=True)
 
 

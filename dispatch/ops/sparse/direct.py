@@ -1,4 +1,4 @@
-"""The requests of systems of equations with sparse matrices that are solved by their factors: cuDSS."""
+"""The requests that solve systems of equations with sparse matrices by factorization: cuDSS."""
 
 from __future__ import annotations
 
@@ -44,43 +44,45 @@ class SparseKind(Choice):
 
 
 class SparseFactorMemory(Choice):
-    """Where factors are: DEVICE, in the GPU's memory; HYBRID, in the host's, of which the GPU has a part at a time."""
+    """Where factors are: DEVICE, in the GPU's memory; HYBRID, in the host's, with a part at a time in the GPU's."""
 
     DEVICE = 0
     HYBRID = 1
 
 
 class SparseFactorPrecision(Choice):
-    """What a matrix of f64 or c128 is factorized in, if not in its own precision: F32."""
+    """The precision of the factors of a matrix of f64 or c128, if it is not the matrix's own: F32."""
 
     F32 = 0
 
 
 @dataclass(frozen=True, eq=False)
 class SpsolveRequest(SparseRequest["tuple[Tensor, Tensor]"]):
-    """The x of A · x = b by a direct method; gives back (x, info).
+    """The x of A · x = b by a direct method; returns (x, info).
 
-    A form with a `pattern` has the analysis kept with the plan, which only a call of another layout makes anew;
-    without one each call analyses. Values are factorized in each call, unless `stamp` says that they are those of a
-    call before. Where it factorizes, the call waits for the status.
+    If the form has a `pattern`, the analysis is kept with the plan, and repeated only for a call with another layout;
+    without one each call analyses. Each call factorizes the values, unless `stamp` says that they are those of an
+    earlier call. A call that factorizes waits for the status.
 
     Attributes:
         b: (n,), or (n, k) for several right-hand sides; any strides.
         assume_a: a `SparseKind`.
-        uplo: the triangle that alone is stored, of a matrix that is not general; None where both are.
-        stamp: a number that stands for the elements of A: who gives one promises that they have not changed since the
-            last call with this number and this `values`, and factors are kept.
-        memory: a `SparseFactorMemory`. HYBRID is for factors that the GPU has no room for, and slower where it has.
-        device_memory: with HYBRID, how many bytes of the GPU's memory may be taken; None leaves that to cuDSS.
-        refinements: how often each solve corrects the solution by its residual: None is never, and with `precision` at
+        uplo: the only triangle that is stored, of a matrix that is not general; None if both are.
+        stamp: a number that identifies the elements of A: the caller promises that they have not changed since the last
+            call with this number and this `values`, so that the factors are reused.
+        memory: a `SparseFactorMemory`. HYBRID is for factors that do not fit in the GPU's memory; it is slower if they
+            do.
+        device_memory: with HYBRID, the limit in bytes of the GPU memory to use; None leaves it to cuDSS.
+        refinements: how many steps of iterative refinement each solve does: None for none, and with `precision` at
             most ten times.
         precision: F32 for factors of f32, or c64, of a matrix of f64, or c128, which are half as large. Residuals are
-            of f64, and the solution is corrected until it is as exact as without this choice. Where the condition of
-            the matrix is too bad for that, or a pivot too small, it is factorized once more, in its own precision; the
-            status is of those factors that x is by. A solve waits for each correction. The host takes no notice.
-        out: x, of b's shape; of (n, k) with its columns one behind another.
-        info: i32: 0; above 0 where the matrix cannot be factorized so, as one that is not positive definite; below 0
-            minus the number of pivots that were too small and were replaced: then x may be far off.
+            computed in f64, and the solution is corrected until it is as exact as without this choice. If the matrix is
+            too ill-conditioned for that, or a pivot too small, it is factorized again in its own precision; the status
+            is that of the factors that x was computed with. A solve waits for each correction. The host ignores this
+            choice.
+        out: x, of b's shape; of (n, k) with contiguous columns.
+        info: i32: 0; positive if the matrix cannot be factorized, for example because it is not positive definite;
+            negative if pivots were too small and were replaced: minus their number. Then x may be far off.
     """
 
     op: ClassVar[str] = "spsolve"
@@ -111,7 +113,7 @@ class SpsolveRequest(SparseRequest["tuple[Tensor, Tensor]"]):
         self.check_choices()
 
     def check_square(self) -> int:
-        """The rows of the matrix; BadRequest where it has other columns, or none."""
+        """The number of rows of the matrix; BadRequest if it is not square, or has none."""
         m, n = self.form.shape
         if m != n or not n:
             raise BadRequest("form.shape", f"({m}, {n})", "a square matrix of at least one row")
@@ -152,26 +154,27 @@ class SpsolveRequest(SparseRequest["tuple[Tensor, Tensor]"]):
 
 @dataclass(frozen=True, eq=False)
 class BatchedSpsolveRequest(SpsolveRequest):
-    """The x[i] of A[i] · x[i] = b[i], where all A have their elements at the same places; gives back (x, info).
+    """The x[i] of A[i] · x[i] = b[i], where all A have their elements at the same places; returns (x, info).
 
-    The pattern is analysed once for all. Analyses and factors are kept as those of `spsolve`. Where one of the matrices
-    cannot be factorized, they are solved one after another, and the status tells which it is; others are right.
+    The pattern is analysed once for all. Analyses and factors are kept as those of `spsolve`. If one of the matrices
+    cannot be factorized, they are solved one after another, and the status of each shows which failed; others are
+    right.
 
     Attributes:
         values: (batch, nnz), dense: the elements of each A.
-        rows, columns: those of one, in CSR.
+        rows, columns: those of one A, in CSR.
         form: that of each A.
         b: (batch, n), or (batch, n, k) for several right-hand sides each; any strides.
-        stamp: as `spsolve` has it, for all elements of all A.
-        out: x, of b's shape; its columns and matrices one behind another.
-        info: (batch,) of i32: a status for each A, as `spsolve` has it.
+        stamp: as in `spsolve`, for all elements of all A.
+        out: x, of b's shape, with contiguous columns and matrices.
+        info: (batch,) of i32: a status for each A, as in `spsolve`.
     """
 
     op: ClassVar[str] = "spsolve_batched"
 
     @property
     def batch(self) -> int:
-        """How many systems there are."""
+        """The number of systems."""
         return self.values.shape[0]
 
     def check_fields(self) -> None:

@@ -1,4 +1,4 @@
-"""Direct solves in SciPy's words: `spsolve`, and the factors of a matrix as an object, `splu`."""
+"""Direct solves under SciPy's names: `spsolve`, and the factors of a matrix as an object, `splu`."""
 
 from __future__ import annotations
 
@@ -31,70 +31,72 @@ SINGULAR = "the matrix is singular, or all but: pivots were too small (info {sta
 
 
 def as_csr(a: Any) -> SparseTensor:
-    """A matrix as a SparseTensor in CSR; CSC and COO are converted, by a request, and BSR is left to be refused."""
-    found = as_sparse(a)
-    return found if found.format is SparseFormat.BSR else tocsr(found)
+    """A matrix as a SparseTensor in CSR; CSC and COO are converted by a request, and BSR is left for later refusal."""
+    matrix = as_sparse(a)
+    return matrix if matrix.format is SparseFormat.BSR else tocsr(matrix)
 
 
 def as_csc(a: Any) -> SparseTensor | None:
-    """A matrix in CSC as one whose elements `csr_values` takes again and again; None for other formats."""
-    found = as_sparse(a)
-    return with_i32_indices(found) if found.format is SparseFormat.CSC else None
+    """A matrix in CSC as one whose elements `csr_values` can convert repeatedly; None for other formats."""
+    matrix = as_sparse(a)
+    return with_i32_indices(matrix) if matrix.format is SparseFormat.CSC else None
 
 
 def csr_values(columns: SparseTensor | None, values: Tensor) -> Tensor:
-    """Elements in the order in which a matrix was given, in the order of its rows: those of CSC are exchanged.
+    """Elements in the caller's order, reordered by rows: those of CSC are converted.
 
-    The request `csr2csc` is repeated, for which nothing is waited.
+    The request `csr2csc` is repeated; nothing waits for it.
     """
     return values if columns is None else tocsr(columns.with_values(values)).values
 
 
 def batch_operands(a: Any, values: Any) -> tuple[SparseTensor, Tensor]:
-    """A pattern in CSR, and the elements of a batch of matrices at its places, whose order no conversion changes."""
-    found, elements = as_sparse(a), as_tensor("values", values)
-    if found.format is not SparseFormat.CSR:
-        raise BadRequest("A", repr(found), "a matrix in CSR, whose places `values` are for", "A.tocsr() before")
-    if elements.dtype is not found.values.dtype or elements.ndim != BATCHED or elements.shape[1] != found.nnz:
-        wanted = f"{found.dtype}[batch, {found.nnz}], an element of each matrix for each place of A"
+    """A pattern in CSR, and the elements of a batch of matrices at its places; no conversion changes their order."""
+    matrix, elements = as_sparse(a), as_tensor("values", values)
+    if matrix.format is not SparseFormat.CSR:
+        raise BadRequest("A", repr(matrix), "a matrix in CSR, whose places `values` are for", "A.tocsr() before")
+    if elements.dtype is not matrix.values.dtype or elements.ndim != BATCHED or elements.shape[1] != matrix.nnz:
+        wanted = f"{matrix.dtype}[batch, {matrix.nnz}], an element of each matrix for each place of A"
         raise BadRequest("values", str(elements.layout), wanted)
-    if elements.device is not found.device:
-        raise BadRequest("values", f"a tensor on {elements.device!r}", f"one on {found.device!r}, as A is")
-    return found, elements
+    if elements.device is not matrix.device:
+        raise BadRequest("values", f"a tensor on {elements.device!r}", f"one on {matrix.device!r}, as A is")
+    return matrix, elements
 
 
 def solve_list(matrices: Any, b: Any, choices: dict[str, Any]) -> tuple[list[Any], Any]:
-    """The list of solutions of as many systems, and their statuses; BadRequest for choices of one pattern alone."""
+    """The list of solutions of as many systems, and their statuses; BadRequest for choices that need one pattern."""
     usual = {"values": None, "memory": SparseFactorMemory.DEVICE, "device_memory": None, "precision": None}
     for name, value in usual.items():
-        given = choices.pop(name)
-        chosen = SparseFactorMemory.named(given) if name == "memory" and isinstance(given, str) else given
+        choice = choices.pop(name)
+        chosen = SparseFactorMemory.named(choice) if name == "memory" and isinstance(choice, str) else choice
         if chosen is not value:
             wanted = f"{'device' if name == 'memory' else value} with a list of matrices"
-            raise BadRequest(name, shown(given), wanted, "each matrix has its own elements" if name == "values" else "")
-    found = [csr_with_i32_indices(as_csr(a)) for a in matrices]
-    values, rows, columns = ([getattr(a, name) for a in found] for name in ("values", "rows", "columns"))
-    *solutions, info = ops.spsolve_batched(values, rows, columns, [a.form for a in found], b, **choices)
+            raise BadRequest(
+                name, shown(choice), wanted, "each matrix has its own elements" if name == "values" else ""
+            )
+    systems = [csr_with_i32_indices(as_csr(a)) for a in matrices]
+    values, rows, columns = ([getattr(a, name) for a in systems] for name in ("values", "rows", "columns"))
+    *solutions, info = ops.spsolve_batched(values, rows, columns, [a.form for a in systems], b, **choices)
     return solutions, info
 
 
 def csr_with_i32_indices(a: SparseTensor) -> SparseTensor:
-    """A matrix in CSR with indices of i32: those of i64 become such on the host, as `tocoo` has it."""
+    """A matrix in CSR with indices of i32: i64 indices are converted on the host, as by `tocoo`."""
     is_narrow = a.rows.dtype is I32 and a.columns.dtype is I32
     return a if is_narrow or a.format is not SparseFormat.CSR else tocsr(tocoo(a))
 
 
 def checked_solution(results: tuple[Any, Any], check: bool, caller: str) -> Any:
-    """x, once its status, or those of a batch, are known to be 0; (x, info) without `check`.
+    """x, after waiting until its status, or those of a batch, are known to be 0; (x, info) without `check`.
 
-    `caller` is the function that LinAlgError names.
+    LinAlgError names the function `caller`.
     """
     if not check:
         return results
     x, info = results
-    found = _to_host(info)
-    if found.any():
-        failed = {tuple(map(int, place)): int(found[tuple(place)]) for place in np.argwhere(found)}
+    statuses = _to_host(info)
+    if statuses.any():
+        failed = {tuple(map(int, place)): int(statuses[tuple(place)]) for place in np.argwhere(statuses)}
         first = next(iter(failed.values()))
         unchecked = "splu(A, check=False)" if caller == "factorized" else "check=False"
         singular = SINGULAR, f"{unchecked} gives what came out"
@@ -129,9 +131,9 @@ def spsolve(
     """The x of A·x = b for a vector or a matrix b: the request `spsolve`, or `spsolve_batched`.
 
     With `values` (batch, nnz) there are as many matrices, with these elements at the places of A, which is in CSR, and
-    b is (batch, n) or (batch, n, k). Of a list of matrices, of any patterns and extents, b is a list, too, and a list
-    of the x comes back; `memory` and `precision` are not for these. The status is waited for, and LinAlgError raised
-    where it is not 0; with `check=False` (x, info) comes back. Other choices are those of the requests.
+    b is (batch, n) or (batch, n, k). For a list of matrices, of any patterns and extents, b is a list, too, and so is
+    the result; `memory` and `precision` are not supported then. The call waits for the status, and raises LinAlgError
+    if it is not 0; with `check=False` it returns (x, info). Other choices are those of the requests.
     """
     check_bool("check", check)
     choices: dict[str, Any] = {"assume_a": assume_a, "uplo": uplo, "memory": memory, "device_memory": device_memory}
@@ -146,14 +148,14 @@ def spsolve(
 
 
 class SparseLu:
-    """The factors of a matrix, as `scipy.sparse.linalg.SuperLU`: `solve`, and `refactorize` for other values.
+    """The factors of a matrix, like `scipy.sparse.linalg.SuperLU`: `solve`, and `refactorize` for other values.
 
-    Of a batch there are those of each matrix; its elements are `values`, and `matrix` has the pattern.
+    For a batch it has the factors of each matrix; the elements are `values`, and `matrix` has the pattern.
 
-    They are made, and LinAlgError is raised, when this object is: of a copy of the values, so that those that were
-    given may change. The pattern may not. Analysis and factors belong to the plans of the stream that solves, one for
-    each shape of right-hand sides: those made at first are for a vector, and the first `solve` of another shape, or on
-    another stream, factorizes the same copy once more. `matrix` and `values` are in CSR, of a matrix in CSC, too.
+    The constructor factorizes, and raises LinAlgError, for a copy of the values, so that the caller's values may
+    change; the pattern may not. Analysis and factors belong to the plans of the stream that solves, one for each shape
+    of right-hand sides. The first ones are for a vector; the first `solve` of another shape, or on another stream,
+    factorizes the same copy again. `matrix` and `values` are in CSR, also for a matrix in CSC.
     """
 
     __slots__ = ("_choices", "_columns", "_stamp", "matrix", "values")
@@ -173,23 +175,23 @@ class SparseLu:
         self._factorize(self.matrix.values if values is None else values, check, caller)
 
     def _factorize(self, values: Tensor, check: bool, caller: str) -> None:
-        """Factorize a copy of some values; where that fails what was there before stays."""
+        """Factorize a copy of some values; on failure the previous state remains."""
         check_bool("check", check)
-        own, stamp = values.copy(), next(_stamps)
-        zeros = own.device.zeros((*own.shape[:-1], self.shape[0]), own.dtype)
-        checked_solution(self._run(own, stamp, zeros), check, caller)
-        self.values, self._stamp = own, stamp
-        if own.ndim == 1:
-            self.matrix = self.matrix.with_values(own)
+        copied, stamp = values.copy(), next(_stamps)
+        zeros = copied.device.zeros((*copied.shape[:-1], self.shape[0]), copied.dtype)
+        checked_solution(self._run(copied, stamp, zeros), check, caller)
+        self.values, self._stamp = copied, stamp
+        if copied.ndim == 1:
+            self.matrix = self.matrix.with_values(copied)
 
     def _run(self, values: Tensor, stamp: int, b: Any) -> tuple[Any, Any]:
-        """The request for one matrix, or for a batch."""
+        """Run the request for one matrix, or for a batch."""
         function = ops.spsolve if values.ndim == 1 else ops.spsolve_batched
         matrix = self.matrix
-        found: tuple[Any, Any] = function(
+        results: tuple[Any, Any] = function(
             values, matrix.rows, matrix.columns, matrix.form, b, stamp=stamp, **self._choices
         )
-        return found
+        return results
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -197,20 +199,20 @@ class SparseLu:
 
     @property
     def nnz(self) -> int:
-        """The elements of the matrix; those of the factors the library keeps to itself."""
+        """The number of elements of the matrix; the library does not report that of the factors."""
         return self.matrix.nnz
 
     def solve(self, b: Any, *, check: bool = True) -> Any:
-        """x of A·x = b; `check` as `spsolve` has it."""
+        """x of A·x = b; `check` as in `spsolve`."""
         check_bool("check", check)
         return checked_solution(self._run(self.values, self._stamp, b), check, "SparseLu.solve")
 
     def refactorize(self, values: Any, *, check: bool = True) -> SparseLu:
-        """Itself, with the factors of other elements at the same places, which are copied; cuDSS keeps its analysis.
+        """Factorize other elements at the same places, which are copied; returns self. cuDSS keeps its analysis.
 
-        They are in the order of the matrix as it was given: by columns of one in CSC. They are of the dtype and the
-        number of those before, and on their device; BadRequest for others. Where they cannot be factorized the factors
-        of before stay.
+        The elements are in the order of the matrix that the caller passed: by columns for CSC. Their dtype, number and
+        device are those of the previous elements; BadRequest for others. If they cannot be factorized the previous
+        factors remain.
         """
         old, new = self.values, as_tensor("values", values)
         if new.dtype is not old.dtype or new.shape != old.shape:
@@ -238,9 +240,9 @@ def splu(
     precision: SparseFactorPrecision | str | None = None,
     check: bool = True,
 ) -> SparseLu:
-    """The factors of a matrix, or of a batch, made now, to solve with them again and again; choices as `spsolve` has.
+    """The factors of a matrix, or of a batch, computed now, to solve with them repeatedly; choices as in `spsolve`.
 
-    With `values` (batch, nnz) they are those of a batch over the pattern of A, and `refactorize` takes as many.
+    With `values` (batch, nnz) it factorizes a batch over the pattern of A, and `refactorize` takes as many elements.
     """
     choices: dict[str, Any] = {"assume_a": assume_a, "uplo": uplo, "memory": memory, "device_memory": device_memory}
     choices |= {"refinements": refinements, "precision": precision}
@@ -251,5 +253,5 @@ def splu(
 
 
 def factorized(A: Any) -> Callable[[Any], Any]:
-    """A function that solves A·x = b, as `scipy.sparse.linalg.factorized` gives one."""
+    """A function that solves A·x = b, like that of `scipy.sparse.linalg.factorized`."""
     return SparseLu(as_sparse(A), {}, caller="factorized").solve

@@ -1,6 +1,6 @@
-"""The request of systems of equations with sparse matrices of several patterns, solved by their factors at once: cuDSS.
+"""The request that solves sparse systems of equations of several patterns at once by factorization: cuDSS.
 
-The matrices share nothing but their dtype, their format and what is known of them. This file calls nothing.
+The matrices share only their dtype, their format and what is known of them. This file calls no library.
 """
 
 from __future__ import annotations
@@ -40,27 +40,27 @@ LISTS = (*READS, "out")
 
 @dataclass(frozen=True, eq=False)
 class BatchedSpsolveListRequest(Request["tuple[Tensor, ...]"]):
-    """The x[i] of A[i] · x[i] = b[i] for matrices of any patterns and extents; gives back (x[0], x[1], …, info).
+    """The x[i] of A[i] · x[i] = b[i] for matrices of any patterns and extents; returns (x[0], x[1], …, info).
 
-    All are analysed in one call, factorized in one and solved in one. The analyses are kept with the plan where every
-    form has a `pattern`, and so are factors where there is a `stamp`, as `spsolve` has it. Where one of the matrices
-    cannot be factorized, they are solved one after another, and the status tells which it is; others are right. Where
-    it factorizes, the call waits for the status.
+    All are analysed in one call, factorized in one and solved in one. The analyses are kept with the plan if every form
+    has a `pattern`, and so are factors if there is a `stamp`, as in `spsolve`. If one of the matrices cannot be
+    factorized, they are solved one after another, and the status of each shows which failed; others are right. A call
+    that factorizes waits for the status.
 
     Follows https://docs.nvidia.com/cuda/cudss/functions.html (cudssMatrixCreateBatchCsr, cudssMatrixCreateBatchDn).
 
     Attributes:
-        values, rows, columns: those of each A, in CSR, as `SparseTensor` has them: (nnz,), (n + 1,) and (nnz,).
+        values, rows, columns: those of each A, in CSR, as in `SparseTensor`: (nnz,), (n + 1,) and (nnz,).
         form: that of each A, of one `base`.
         b: of each (n,), or (n, k) for several right-hand sides; any strides.
         assume_a: a `SparseKind`, of all.
-        uplo: the triangle that alone is stored, of matrices that are not general; None where both are.
-        stamp: a number that stands for the elements of all A; who gives one promises that they have not changed since
-            the last call with this number and these `values`, and factors are kept.
-        refinements: how often each solve corrects the solution by its residual; None is never.
-        library: the one whose rows alone are asked, as "cudss"; None asks all in the table's order.
-        out: x of each, of b's shape, its columns one behind another; None for memory of their own.
-        info: (batch,) of i32: a status for each A, as `spsolve` has it.
+        uplo: the only triangle that is stored, of matrices that are not general; None if both are.
+        stamp: a number that identifies the elements of all A: the caller promises that they have not changed since the
+            last call with this number and these `values`, so that the factors are reused.
+        refinements: how many steps of iterative refinement each solve does; None for none.
+        library: only rows of this library are considered, such as "cudss"; None considers all, in the table's order.
+        out: x of each, of b's shape, with contiguous columns; None to allocate them.
+        info: (batch,) of i32: a status for each A, as in `spsolve`.
     """
 
     op: ClassVar[str] = "spsolve_batched"
@@ -82,9 +82,9 @@ class BatchedSpsolveListRequest(Request["tuple[Tensor, ...]"]):
     def __post_init__(self) -> None:
         adopt(self)
         for name in (*LISTS, "form"):
-            given = getattr(self, name)
-            if given is not None or name != "out":
-                object.__setattr__(self, name, _as_tuple(name, given))
+            value = getattr(self, name)
+            if value is not None or name != "out":
+                object.__setattr__(self, name, _as_tuple(name, value))
         self._check_tensors()
         check_library("library", self.library)
         check_kinds(self)
@@ -92,15 +92,15 @@ class BatchedSpsolveListRequest(Request["tuple[Tensor, ...]"]):
         self._check_choices()
         self._check_outputs()
 
-    # -- what follows from it -------------------------------------------------------------------------------------
+    # -- derived values -------------------------------------------------------------------------------------------
     @property
     def batch(self) -> int:
-        """How many systems there are."""
+        """The number of systems."""
         return len(self.values)
 
     @property
     def dtype(self) -> Dtype:
-        """That of all matrices and vectors."""
+        """The dtype of all matrices and vectors."""
         return self.values[0].dtype
 
     @property
@@ -109,24 +109,24 @@ class BatchedSpsolveListRequest(Request["tuple[Tensor, ...]"]):
 
     @cached_property
     def solutions(self) -> tuple[Output, ...]:
-        """Each x as it is allocated."""
+        """Each x as it will be allocated."""
         return tuple((dense if b.ndim == 1 else by_columns)(b.shape, self.dtype) for b in self.b)
 
     @cached_property
     def _made(self) -> dict[str, Output]:
-        """All outputs as they are allocated, by name."""
+        """All outputs as they will be allocated, by name."""
         names = {f"out[{number}]": made for number, made in enumerate(self.solutions)}
         return {**names, "info": dense((self.batch,), I32)}
 
     def outputs(self) -> dict[str, Output]:
-        """The outputs by name, in the order in which they are given back."""
+        """The outputs by name, in the order in which they are returned."""
         return self._made
 
     def layout_of(self, name: str, number: int) -> Layout:
-        """The layout of an operand of one system, as it will be where it is still to be allocated."""
+        """The layout of an operand of one system, or its future layout if it is not yet allocated."""
         if name == "out" and self.out is None:
-            made = self.solutions[number]
-            return self.device.layout(made.dtype, made.shape, made.strides, 256)
+            solution = self.solutions[number]
+            return self.device.layout(solution.dtype, solution.shape, solution.strides, 256)
         tensor: Tensor = getattr(self, name)[number]
         return tensor.layout
 
@@ -157,18 +157,18 @@ class BatchedSpsolveListRequest(Request["tuple[Tensor, ...]"]):
         return (*several, *(() if self.info is None else (("info", self.info, True),)))
 
     def unallocated(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...], Dtype]]:
-        given = {name for name, _, is_written in self.tensors() if is_written}
-        return {name: (one.shape, one.strides, one.dtype) for name, one in self._made.items() if name not in given}
+        passed = {name for name, _, is_written in self.tensors() if is_written}
+        return {name: (one.shape, one.strides, one.dtype) for name, one in self._made.items() if name not in passed}
 
     def result(self, outputs: Operands) -> tuple[Tensor, ...]:
-        given = {name: tensor for name, tensor, is_written in self.tensors() if is_written}
-        return tuple(given[name] if name in given else outputs[name] for name in self._made)
+        passed = {name: tensor for name, tensor, is_written in self.tensors() if is_written}
+        return tuple(passed[name] if name in passed else outputs[name] for name in self._made)
 
     def replace(self, **operands: Tensor) -> Self:
-        known = {f"{name}[{number}]" for name in LISTS for number in range(self.batch)}
+        names = {f"{name}[{number}]" for name in LISTS for number in range(self.batch)}
         changed: dict[str, Any] = {"info": operands.pop("info")} if "info" in operands else {}
         for name in operands:
-            if name not in known:
+            if name not in names:
                 raise BadRequest(
                     name, "no operand of this request", "values[0], rows[0], b[0], out[0] and so on, or info"
                 )
@@ -189,7 +189,7 @@ class BatchedSpsolveListRequest(Request["tuple[Tensor, ...]"]):
 
     # -- checks ---------------------------------------------------------------------------------------------------
     def _check_tensors(self) -> None:
-        """As many of each, all of them tensors on one live device."""
+        """BadRequest unless all lists have the same length and hold tensors on one live device."""
         counts = {name: len(getattr(self, name)) for name in (*LISTS, "form") if getattr(self, name) is not None}
         if len(set(counts.values())) > 1 or not 0 < self.batch <= MOST_BATCH:
             listed = ", ".join(f"{count} of {name}" for name, count in counts.items())
@@ -205,7 +205,7 @@ class BatchedSpsolveListRequest(Request["tuple[Tensor, ...]"]):
                 raise BadRequest(name, f"a tensor on {tensor.device!r}", f"one on {home!r}, as values[0] is")
 
     def _check_systems(self) -> None:
-        """Each matrix is square, in CSR and of one dtype and base, and has a right-hand side that fits."""
+        """BadRequest unless each matrix is square, in CSR and of one dtype and base, and its right-hand side fits."""
         forms = tuple(check_form(f"form[{number}]", form) for number, form in enumerate(self.form))
         object.__setattr__(self, "form", forms)
         for number, form in enumerate(forms):
@@ -244,7 +244,7 @@ class BatchedSpsolveListRequest(Request["tuple[Tensor, ...]"]):
             check_int("refinements", self.refinements, 0, MOST_REFINEMENTS)
 
     def _check_outputs(self) -> None:
-        """Outputs that were given fit, and their memory is nobody else's."""
+        """BadRequest unless the caller's outputs fit, and share no memory with other operands."""
         written = [(name, tensor) for name, tensor, is_written in self.tensors() if is_written]
         for name, tensor in written:
             wanted = self._made[name]
@@ -257,7 +257,7 @@ class BatchedSpsolveListRequest(Request["tuple[Tensor, ...]"]):
 
 
 def _check_overlap(uses: tuple[Use, ...]) -> None:
-    """BadRequest for an output whose memory overlaps another operand's; along memory, for there may be thousands."""
+    """BadRequest for an output whose memory overlaps another operand's; by sorting, for there may be thousands."""
     begun: dict[bool, list[Use]] = {True: [], False: []}  # by whether they are written: those that may go on
     for use in sorted(uses, key=lambda use: use[1].ptr + use[1].layout.low):
         name, tensor, is_written = use

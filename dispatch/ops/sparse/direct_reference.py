@@ -1,4 +1,4 @@
-"""Direct solves by SciPy's SuperLU: what the host computes, and in float64 what is right."""
+"""Direct solves by SciPy's SuperLU: the host's results, and the expected ones in float64."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LISTS = "several patterns"  # the variant of the rows that take lists
 
 
 def scipy_direct(request: Any, executor: object, row: Row) -> NumpyPlan:
-    """A plan that factorizes with SciPy, in each call; Refused where it is not installed."""
+    """A plan that factorizes with SciPy in each call; Refused if SciPy is not installed."""
     del request, executor
     try:
         import scipy.sparse.linalg  # noqa: F401  # looked for now, used by the plan
@@ -41,15 +41,15 @@ def scipy_direct(request: Any, executor: object, row: Row) -> NumpyPlan:
 
 
 class ScipyListPlan(NumpyPlan):
-    """The systems of lists one after another, whose outputs are no fields of their own."""
+    """The systems of lists one after another; their outputs are not separate fields."""
 
     __slots__ = ()
 
     def run(self, request: Any, outputs: Operands) -> None:
-        """Compute a request into its outputs, or those made for it."""
+        """Compute a request into its outputs, or into those that were allocated for it."""
         with np.errstate(all="ignore"):
-            found = self._formula(request, self._work)
-        for target, values in zip(request.result(outputs), found.values(), strict=True):
+            results = self._formula(request, self._work)
+        for target, values in zip(request.result(outputs), results.values(), strict=True):
             store(values, target)
 
 
@@ -67,7 +67,7 @@ def full_matrix(request: Any, work: np.dtype[Any]) -> Any:
 
 
 def evaluate_direct(request: Any, work: np.dtype[Any]) -> Results:
-    """x and the status; NaN where a matrix cannot be factorized, or something is not finite."""
+    """x and the status; NaN if a matrix cannot be factorized, or something is not finite."""
     from scipy.sparse.linalg import splu
 
     a, b = full_matrix(request, work), numbers(request.b, work)
@@ -87,7 +87,7 @@ def evaluate_direct(request: Any, work: np.dtype[Any]) -> Results:
 
 
 def batch_systems(request: Any) -> list[Any]:
-    """Each system of a batch, with what a request of its own would have."""
+    """Each system of a batch, with the fields of a single request."""
     values, b, rows, columns = (np.asarray(getattr(request, name)) for name in ("values", "b", "rows", "columns"))
     same = {name: getattr(request, name) for name in ("form", "uplo", "assume_a")}
     return [
@@ -97,7 +97,7 @@ def batch_systems(request: Any) -> list[Any]:
 
 
 def list_systems(request: Any) -> list[Any]:
-    """Each system of lists, with what a request of its own would have."""
+    """Each system of lists, with the fields of a single request."""
     same = {name: getattr(request, name) for name in ("uplo", "assume_a")}
     parts = zip(request.values, request.rows, request.columns, request.form, request.b, strict=True)
     return [
@@ -108,12 +108,12 @@ def list_systems(request: Any) -> list[Any]:
 
 def evaluate_lists(request: Any, work: np.dtype[Any]) -> Results:
     """The solution of each system by its name, and the statuses."""
-    found = [evaluate_direct(one, work) for one in list_systems(request)]
-    solutions = {f"out[{number}]": each["out"] for number, each in enumerate(found)}
-    return {**solutions, "info": np.stack([each["info"] for each in found])}
+    solved = [evaluate_direct(one, work) for one in list_systems(request)]
+    solutions = {f"out[{number}]": each["out"] for number, each in enumerate(solved)}
+    return {**solutions, "info": np.stack([each["info"] for each in solved])}
 
 
 def evaluate_batch(request: Any, work: np.dtype[Any]) -> Results:
     """The solution and the status of each system."""
-    found = [evaluate_direct(one, work) for one in batch_systems(request)]
-    return {name: np.stack([each[name] for each in found]) for name in ("out", "info")}
+    solved = [evaluate_direct(one, work) for one in batch_systems(request)]
+    return {name: np.stack([each[name] for each in solved]) for name in ("out", "info")}

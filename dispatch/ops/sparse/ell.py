@@ -1,7 +1,7 @@
-"""Requests over matrices in sliced and in blocked ELL: rows of one length, padded, in slices or in blocks.
+"""Requests over matrices in sliced and in blocked ELL: rows are padded to one length, by slices or by blocks.
 
-Follow https://docs.nvidia.com/cuda/cusparse/storage-formats.html. Their tensors are others than those of a SparseForm,
-so that they have requests of their own; ell_functions.py makes them of other formats. This file calls nothing.
+Follows https://docs.nvidia.com/cuda/cusparse/storage-formats.html. The tensors differ from those of a SparseForm, so
+these requests are separate; ell_functions.py converts other formats. This file calls no library.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class EllRequest(AlphaRequest):
     """A matrix A in a format of padded rows, and factors.
 
     Attributes:
-        values: the elements of A, zeros where rows are padded.
-        columns: i32 or i64, where they stand, from 0 on; -1 where rows are padded. One beyond the matrix is read beyond
-            other operands on a GPU; the host looks.
-        beta: a number; None for 1 where something is added.
-        library: the one whose rows alone are asked, "cusparse"; None asks all in the table's order.
+        values: the elements of A, with zeros as padding of rows.
+        columns: i32 or i64, the column of each element, from 0 on; -1 for padding. A column beyond the matrix causes a
+            read beyond other operands on a GPU; the host checks.
+        beta: a number; None for 1 if something is added.
+        library: only rows of this library are considered, "cusparse"; None considers all, in the table's order.
 
-    Of f16 and bf16 the result is what `out` is, else what is added, else what A is; it may be f32. All is computed in
-    f32.
+    For f16 and bf16 the result has the dtype of `out`, else of the added operand, else of A; it may be f32. All is
+    computed in f32.
     """
 
     numbers: ClassVar[tuple[str, ...]] = ("alpha", "beta")
@@ -51,7 +51,7 @@ class EllRequest(AlphaRequest):
 
     @property
     def out_dtype(self) -> Dtype:
-        """The dtype of the result, and of what is added."""
+        """The dtype of the result, and of the added operand."""
         given: Tensor | None = self.out if self.out is not None else getattr(self, self.added)
         wide = given is not None and given.dtype is F32 and self.values.dtype in HALF
         return F32 if wide else self.values.dtype
@@ -65,10 +65,10 @@ class EllRequest(AlphaRequest):
         self.check_factors()
 
     def check_parts(self) -> None:
-        """Raise BadRequest for tensors that are no matrix of the format, or do not fit it."""
+        """Raise BadRequest for tensors that are not a matrix of the format, or do not fit it."""
 
     def check_part(self, name: str, shape: tuple[int | None, ...], *, is_index: bool = True) -> None:
-        """BadRequest unless a tensor of the matrix has these extents, of which None is any, and is dense."""
+        """BadRequest unless a tensor of the matrix is dense and has these extents; None allows any extent."""
         tensor: Tensor = getattr(self, name)
         fits = tensor.ndim == len(shape) and all(w in (None, e) for w, e in zip(shape, tensor.shape, strict=True))
         if not fits or (is_index and tensor.dtype not in (I32, I64)):
@@ -83,15 +83,15 @@ class SellMvRequest(EllRequest):
     """y = alpha · A · x + beta · y of a matrix in sliced ELL: cuSPARSE's SpMV.
 
     Attributes:
-        values, columns: (size,): slice by slice, and within one the first element of each of its rows, then the second
-            ones, as many as its longest row has.
-        offsets: i32 or i64, where each slice begins in `values`, and where the last one ends: as many as slices, and
-            one.
+        values, columns: (size,): slice by slice, and within a slice the first element of each of its rows, then the
+            second elements, and so on up to the length of its longest row.
+        offsets: i32 or i64, where each slice begins in `values`, and where the last one ends: one more than there are
+            slices.
         x: (n,).
         m: the rows of A.
         slice_size: the rows of a slice; the last one may have fewer, and is padded.
-        nnz: how many elements there are without padding, which the library is told.
-        y: added as beta · y, of out's shape; it may be `out` itself, and is not read where beta is 0.
+        nnz: the number of elements without padding, which the library needs.
+        y: added as beta · y, of out's shape; it may be `out` itself, and is not read if beta is 0.
         out: (m,).
     """
 
@@ -129,13 +129,13 @@ class SellMvRequest(EllRequest):
 class BlockedEllMmRequest(EllRequest):
     """C = alpha · A · B + beta · C of a matrix in blocked ELL: cuSPARSE's SpMM on tensor cores.
 
-    On a GPU the factors of f32 are taken as TF32, which has ten bits of their fraction; sums are of f32.
+    On a GPU the factors of f32 are rounded to TF32, which has ten bits of fraction; sums are in f32.
 
     Attributes:
         values: (m, width): the blocks of each row of blocks side by side, padded to one width.
-        columns: (m / block, width / block): the column of blocks that each of them stands in, or -1.
+        columns: (m / block, width / block): the block column of each block, or -1.
         b: (n, k); row-major or column-major. n is a multiple of the size of a block.
-        c: added as beta · c, of out's shape; it may be `out` itself, and is not read where beta is 0.
+        c: added as beta · c, of out's shape; it may be `out` itself, and is not read if beta is 0.
         out: (m, k).
     """
 
@@ -159,8 +159,8 @@ class BlockedEllMmRequest(EllRequest):
         self.check_part("columns", (None, None))
         (m, width), (high, wide) = self.values.shape, self.columns.shape
         if not high or not wide or m % high or width % wide or m // high != width // wide or not m or not width:
-            found = f"{list(self.columns.shape)} blocks in {list(self.values.shape)} values"
-            raise BadRequest("columns", found, "square blocks, as many as values has")
+            actual = f"{list(self.columns.shape)} blocks in {list(self.values.shape)} values"
+            raise BadRequest("columns", actual, "square blocks, as many as values has")
         check_matrix("b", self.b, (None, None), "the rows of which are A's columns")
         if self.b.shape[0] % self.block:
             raise BadRequest("b", str(self.b.layout), f"whole blocks of {self.block} rows", "fill it up with zeros")

@@ -1,6 +1,6 @@
-"""Matrices in sliced and in blocked ELL, made of others: `dispatch.sparse.tosell` and `toblocked_ell`.
+"""Conversion of matrices to sliced and blocked ELL: `dispatch.sparse.tosell` and `toblocked_ell`.
 
-They are laid out on the host, once, and multiplied on their device as often as one likes.
+They are converted on the host once, and multiplied on their device any number of times.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MAX_SIZE = 2**20
 
 
 class Elements(NamedTuple):
-    """What is stored of a matrix, on the host, row by row: also zeros, and elements of one place, which add up."""
+    """The stored elements of a matrix, on the host, row by row, including zeros, and duplicates, which are added up."""
 
     row: Array
     column: Array
@@ -92,12 +92,12 @@ class BlockedEllMatrix(NamedTuple):
         raise TypeError("a BlockedEllMatrix is no array of NumPy's: it is multiplied, a @ b")
 
 
-# NumPy's operators give way to theirs; the body of a named tuple takes no such attribute.
+# NumPy's operators defer to theirs; the body of a named tuple takes no such attribute.
 SlicedEllMatrix.__array_ufunc__ = BlockedEllMatrix.__array_ufunc__ = None  # type: ignore[attr-defined]
 
 
 def check_operand(name: str, given: Any, axes: int, rows: int) -> None:
-    """BadRequest unless something has so many axes, and rows; BadType for what has no shape."""
+    """BadRequest unless an operand has so many axes and rows; BadType if it has no shape."""
     shape = getattr(given, "shape", None)
     what = f"a vector of {rows} elements" if axes == 1 else f"a matrix of {rows} rows"
     if not isinstance(shape, tuple):
@@ -107,34 +107,34 @@ def check_operand(name: str, given: Any, axes: int, rows: int) -> None:
 
 
 def tosell(matrix: Any, *, slice_size: int = 32, device: Device | str | None = None) -> SlicedEllMatrix:
-    """A dense or a sparse matrix in sliced ELL on a device: its own, if `device` is left open.
+    """A dense or a sparse matrix in sliced ELL on a device; if `device` is left out, on the matrix's own.
 
-    Of a sparse one all that is stored is laid out, zeros and elements of one place, too; of a dense one what is not 0.
+    All stored elements of a sparse matrix are converted, including zeros and duplicates; of a dense one the nonzeros.
     """
     check_int("slice_size", slice_size, 1, MAX_SIZE)
-    found, home = elements_of(matrix, device)
-    values, offsets, columns = slices_of(found, slice_size, np.int32)
+    elements, home = elements_of(matrix, device)
+    values, offsets, columns = slices_of(elements, slice_size, np.int32)
     on_device, ends, places = map(home.array, (values, offsets, columns))
-    return SlicedEllMatrix(on_device, ends, places, found.shape, slice_size, len(found.row))
+    return SlicedEllMatrix(on_device, ends, places, elements.shape, slice_size, len(elements.row))
 
 
 def toblocked_ell(matrix: Any, *, block: int = 16, device: Device | str | None = None) -> BlockedEllMatrix:
-    """A dense or a sparse matrix in blocked ELL on a device: its own, if `device` is left open; see `tosell`.
+    """A dense or a sparse matrix in blocked ELL on a device; if `device` is left out, on its own. See `tosell`.
 
     `block` is a power of 2.
     """
     check_int("block", block, 2, MAX_SIZE)
     if block & (block - 1):
         raise BadRequest("block", str(block), "a power of 2")
-    found, home = elements_of(matrix, device)
-    if any(extent % block or not extent for extent in found.shape):
-        raise BadRequest("matrix", f"shape {found.shape}", f"whole blocks of {block}", "fill it up with zeros")
-    values, columns = blocks_of(found, block, np.int32)
-    return BlockedEllMatrix(home.array(values), home.array(columns), found.shape, block)
+    elements, home = elements_of(matrix, device)
+    if any(extent % block or not extent for extent in elements.shape):
+        raise BadRequest("matrix", f"shape {elements.shape}", f"whole blocks of {block}", "fill it up with zeros")
+    values, columns = blocks_of(elements, block, np.int32)
+    return BlockedEllMatrix(home.array(values), home.array(columns), elements.shape, block)
 
 
 def elements_of(matrix: Any, device: Device | str | None = None) -> tuple[Elements, Device]:
-    """What a matrix stores, on the host, and where it is to be."""
+    """The stored elements of a matrix, on the host, and the target device."""
     named = device_of(device) if isinstance(device, str) else device
     if hasattr(matrix, "tocsr") and str(getattr(matrix, "format", "")).upper() not in SparseFormat.__members__:
         matrix = matrix.tocsr()  # SciPy's other formats
@@ -142,14 +142,14 @@ def elements_of(matrix: Any, device: Device | str | None = None) -> tuple[Elemen
         matrix = sparse_tensor(matrix)
     if isinstance(matrix, SparseTensor):
         return elements_of_sparse(matrix), matrix.device if named is None else named
-    own = as_tensor("matrix", np.asarray(matrix) if isinstance(matrix, (list, tuple)) else matrix)
-    if own.ndim != 2:
-        raise BadRequest("matrix", f"shape {own.shape}", "a matrix, of two axes")
-    return elements_of_dense(own.numpy()), own.device if named is None else named
+    dense = as_tensor("matrix", np.asarray(matrix) if isinstance(matrix, (list, tuple)) else matrix)
+    if dense.ndim != 2:
+        raise BadRequest("matrix", f"shape {dense.shape}", "a matrix, of two axes")
+    return elements_of_dense(dense.numpy()), dense.device if named is None else named
 
 
 def elements_of_sparse(matrix: SparseTensor) -> Elements:
-    """What a SparseTensor stores, row by row."""
+    """The stored elements of a SparseTensor, row by row."""
     row, column = coordinates(matrix.form, matrix.rows.numpy(), matrix.columns.numpy())
     high, wide = matrix.form.block
     if (high, wide) != (1, 1):
@@ -166,13 +166,13 @@ def elements_of_dense(dense: Array) -> Elements:
 
 
 def positions_in_line(line: Array, count: int) -> tuple[Array, Array]:
-    """Of sorted lines, how many elements each of so many has, and of each element its number within its line."""
+    """The number of elements in each of so many sorted lines, and each element's index within its line."""
     lengths = np.bincount(line, minlength=count)
     return lengths, np.arange(len(line)) - np.concatenate([[0], np.cumsum(lengths)])[line]
 
 
 def slices_of(found: Elements, size: int, index: Any) -> tuple[Array, Array, Array]:
-    """Values, offsets and columns of sliced ELL; of the last slice, which may have fewer rows, padded ones, too."""
+    """Values, offsets and columns of sliced ELL; the last slice, which may have fewer rows, is padded to full size."""
     row, column, stored, (m, _) = found
     lengths, order = positions_in_line(row, m)
     widths = np.pad(lengths, (0, -m % size)).reshape(-1, size).max(axis=1, initial=0)
@@ -184,7 +184,7 @@ def slices_of(found: Elements, size: int, index: Any) -> tuple[Array, Array, Arr
 
 
 def blocks_of(found: Elements, size: int, index: Any) -> tuple[Array, Array]:
-    """Values and columns of blocked ELL, as wide as the row of blocks that has most, and one block at least."""
+    """Values and columns of blocked ELL, as wide as the longest row of blocks, and at least one block wide."""
     row, column, stored, (m, n) = found
     wide = n // size
     numbers, which = np.unique((row // size) * wide + column // size, return_inverse=True)

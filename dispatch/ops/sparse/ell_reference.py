@@ -1,4 +1,4 @@
-"""Products of matrices in sliced and in blocked ELL by NumPy: what the host computes, and in float64 what is right."""
+"""Products of matrices in sliced and in blocked ELL by NumPy: the host's results, and the expected ones in float64."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ __all__ = ["ELL", "numbers", "numpy_ell"]
 
 
 def numbers(tensor: Tensor, work: np.dtype[Any]) -> Array:
-    """Elements in a working dtype, complex ones in the complex one."""
-    given = np.asarray(tensor)
-    return given.astype(np.result_type(work, np.complex64) if given.dtype.kind == "c" else work, copy=False)
+    """Elements in a working dtype; complex ones in the matching complex dtype."""
+    elements = np.asarray(tensor)
+    return elements.astype(np.result_type(work, np.complex64) if elements.dtype.kind == "c" else work, copy=False)
 
 
 def check_columns(columns: Array, extent: int) -> Array:
-    """Where elements are, and not padding; BadRequest for columns beyond the matrix."""
+    """Which entries are elements, and not padding; BadRequest for columns beyond the matrix."""
     if (wrong := int(((columns < -1) | (columns >= extent)).sum())) > 0:
         raise BadRequest("columns", f"{wrong} beyond the matrix", f"from 0 to {extent - 1}, or -1")
     return columns >= 0
 
 
 def by_slices(request: Any, work: np.dtype[Any]) -> Array:
-    """A · x of sliced ELL; BadRequest for offsets that fall, or lead elsewhere. Padding reads no element of x."""
+    """A · x of sliced ELL; BadRequest for offsets that decrease, or are out of range. Padding reads no element of x."""
     values, columns = numbers(request.values, work), np.asarray(request.columns).astype(np.int64)
     ends, s = np.asarray(request.offsets).astype(np.int64), request.slice_size
     if ends[0] or ends[-1] != len(values) or (np.diff(ends) < 0).any() or (np.diff(ends) % s).any():
@@ -43,9 +43,9 @@ def by_slices(request: Any, work: np.dtype[Any]) -> Array:
     there = check_columns(columns, request.x.shape[0])
     if (row[there] >= request.m).any():
         raise BadRequest("columns", "elements behind the last row", "-1 there")
-    found = np.zeros(request.m, values.dtype)
-    np.add.at(found, row[there], values[there] * numbers(request.x, work)[columns[there]])
-    return found
+    sums = np.zeros(request.m, values.dtype)
+    np.add.at(sums, row[there], values[there] * numbers(request.x, work)[columns[there]])
+    return sums
 
 
 def by_blocks(request: Any, work: np.dtype[Any]) -> Array:
@@ -55,21 +55,21 @@ def by_blocks(request: Any, work: np.dtype[Any]) -> Array:
     there = check_columns(columns, n // size)
     blocks = values.reshape(m // size, size, width // size, size).transpose(0, 2, 1, 3)
     right = numbers(request.b, work).reshape(n // size, size, k)
-    found = np.zeros((m // size, size, k), values.dtype)
+    sums = np.zeros((m // size, size, k), values.dtype)
     for place in range(width // size):  # one block of each row of blocks at a time
         rows = np.flatnonzero(there[:, place])
-        found[rows] += blocks[rows, place] @ right[columns[rows, place]]
-    return found.reshape(m, k)
+        sums[rows] += blocks[rows, place] @ right[columns[rows, place]]
+    return sums.reshape(m, k)
 
 
 def multiplied(request: Any, work: np.dtype[Any]) -> Results:
     """alpha · A · x + beta · y, or of matrices."""
-    found = (by_slices if request.op == "sell_mv" else by_blocks)(request, work)
-    found = found * found.dtype.type(request.factor("alpha"))
+    result = (by_slices if request.op == "sell_mv" else by_blocks)(request, work)
+    result = result * result.dtype.type(request.factor("alpha"))
     if request.reads_added:
         added = numbers(getattr(request, request.added), work)
-        found = found + added * added.dtype.type(request.factor("beta"))
-    return {"out": np.asarray(found)}
+        result = result + added * added.dtype.type(request.factor("beta"))
+    return {"out": np.asarray(result)}
 
 
 ELL: dict[str, Callable[[Any, np.dtype[Any]], Results]] = {"sell_mv": multiplied, "blocked_ell_mm": multiplied}

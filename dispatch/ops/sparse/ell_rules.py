@@ -1,4 +1,4 @@
-"""What cuSPARSE takes of matrices in sliced and in blocked ELL: each rule gives "needs …, has …", or ""."""
+"""The operands that cuSPARSE supports for sliced and blocked ELL: each rule returns "needs …, has …", or ""."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from dispatch.keys import I32
 
 __all__ = ["added_elements", "aligned_blocks", "i32_columns", "power_of_2_blocks"]
 
-ALIGNMENT = 16  # bytes, in which tensor cores are fed
+ALIGNMENT = 16  # bytes; tensor cores load operands in such units
 
 
 def added_elements(request: Any) -> str:
-    """A matrix with elements where something is added; without any the result is zeros."""
+    """A matrix with elements if something is added; without elements the result would be zeros."""
     empty = not request.values.size or not (request.x if request.op == "sell_mv" else request.b).size
     return "needs a matrix with elements where something is added, has none" if empty and request.reads_added else ""
 
 
 def power_of_2_blocks(request: Any) -> str:
-    """Blocks of a power of 2, and more than one element."""
+    """Blocks whose size is a power of 2 above 1."""
     block = request.block
     return "" if block > 1 and block & (block - 1) == 0 else f"needs blocks of a power of 2, has {block}"
 
 
 def i32_columns(request: Any) -> str:
-    """Columns of blocks of 32 bits: of wider ones cusparseSpMM_bufferSize says CUSPARSE_STATUS_NOT_SUPPORTED."""
+    """Block columns of 32 bits: for wider ones cusparseSpMM_bufferSize returns CUSPARSE_STATUS_NOT_SUPPORTED."""
     dtype = request.columns.dtype
     return "" if dtype is I32 else f"needs columns of i32, has {dtype}"
 

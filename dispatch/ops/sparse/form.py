@@ -1,7 +1,7 @@
-"""How a sparse matrix is stored: what each of its three tensors holds, and the checks of these.
+"""How a sparse matrix is stored: the meaning of each of its three tensors, and their checks.
 
-A sparse operand of a request is three tensors, `values`, `rows` and `columns`, and a `SparseForm`, which is everything
-else. So a request has its tensors like any other, and no other part needs to know that a matrix is sparse. Follows
+A sparse operand of a request is three tensors, `values`, `rows` and `columns`, and a `SparseForm` with all the rest. So
+a request has its tensors like any other, and no other part needs to handle sparse matrices. Follows
 https://docs.nvidia.com/cuda/cusparse/#cusparse-storage-formats.
 """
 
@@ -29,7 +29,7 @@ MAX_EXTENT = 2**62
 
 
 class SparseFormat(Choice):
-    """`cusparseFormat_t`: what `rows` and `columns` hold; the elements are in `values`.
+    """`cusparseFormat_t`: the meaning of `rows` and `columns`; the elements are in `values`.
 
     CSR: rows[i] is where row i begins, and rows[m] where the last one ends; columns holds the column of each element.
     CSC: the same with rows and columns exchanged. COO: the row and the column of each element, sorted by row.
@@ -55,9 +55,9 @@ class SparseForm(NamedTuple):
         shape: rows and columns of the matrix.
         base: the number of the first row, column and element: 0 or 1.
         block: rows and columns of a block of BSR.
-        pattern: a number that stands for what `rows` and `columns` hold: who gives one promises that this does not
-            change, and that no other matrix of the process has it, and analyses are kept. None: each call analyses
-            anew what it needs. `SparseTensor.fixed` gives one.
+        pattern: a number that identifies the contents of `rows` and `columns`: the caller promises that they do not
+            change, and that no other matrix of the process has this number, so that analyses are kept. None: each call
+            repeats the analyses that it needs. `SparseTensor.fixed` assigns one.
     """
 
     format: SparseFormat | str
@@ -68,7 +68,7 @@ class SparseForm(NamedTuple):
 
 
 def transposed(form: SparseForm) -> SparseForm | None:
-    """The form of the transposed matrix, whose `rows` are these `columns`; None where there is none of that format.
+    """The form of the transposed matrix, whose `rows` are these `columns`; None if its format is not supported.
 
     COO would be sorted by column, and BSR would need its blocks transposed.
     """
@@ -84,15 +84,15 @@ def shape_of(form: SparseForm, trans: Operation | str) -> tuple[int, int]:
 
 
 def check_form(name: str, given: object) -> SparseForm:
-    """A form whose fields are what they must be; BadRequest for any other."""
+    """A form with valid fields; BadRequest for any other."""
     if not isinstance(given, SparseForm):
         hint = "a SparseTensor a unpacks into all four: spmm(*a, b)"
         raise BadRequest(name, shown(given), "a SparseForm", hint)
     kind: Any = given.format
-    found = SparseFormat.named(kind) if isinstance(kind, str) else kind
-    if not isinstance(found, SparseFormat):
-        known = ", ".join(SparseFormat.__members__)
-        raise BadRequest(f"{name}.format", shown(kind), f"one of {known}", "convert it: a.tocsr() of SciPy or CuPy")
+    kind_member = SparseFormat.named(kind) if isinstance(kind, str) else kind
+    if not isinstance(kind_member, SparseFormat):
+        names = ", ".join(SparseFormat.__members__)
+        raise BadRequest(f"{name}.format", shown(kind), f"one of {names}", "convert it: a.tocsr() of SciPy or CuPy")
     pairs = {}
     for part, least in (("shape", 0), ("block", 1)):
         pair: Any = getattr(given, part)
@@ -102,17 +102,17 @@ def check_form(name: str, given: object) -> SparseForm:
     check_int(f"{name}.base", given.base, 0, 1)
     if given.pattern is not None:
         check_int(f"{name}.pattern", given.pattern, 0, MAX_EXTENT)
-    if found is not SparseFormat.BSR and pairs["block"] != (1, 1):
-        raise BadRequest(f"{name}.block", shown(given.block), f"(1, 1), for {found.name} has no blocks")
+    if kind_member is not SparseFormat.BSR and pairs["block"] != (1, 1):
+        raise BadRequest(f"{name}.block", shown(given.block), f"(1, 1), for {kind_member.name} has no blocks")
     if any(extent % step for extent, step in zip(pairs["shape"], pairs["block"], strict=True)):
         hint = "fill the matrix up with zeros"
         raise BadRequest(f"{name}.shape", shown(given.shape), f"whole blocks of {pairs['block']}", hint)
     (m, n), (high, wide) = pairs["shape"], pairs["block"]
-    return given._replace(format=found, shape=(m, n), block=(high, wide), base=int(given.base))
+    return given._replace(format=kind_member, shape=(m, n), block=(high, wide), base=int(given.base))
 
 
 def check_parts(form: SparseForm, tensors: Operands, prefix: str = "") -> None:
-    """BadRequest unless the three tensors have the extents of a form, whole numbers as indices, and are dense."""
+    """BadRequest unless the three tensors have the extents of a form, integer indices, and are dense."""
     (m, n), (high, wide) = form.shape, form.block
     values, rows, columns = (tensors[name] for name in ("values", "rows", "columns"))
     places = rows if form.format == SparseFormat.CSC else columns

@@ -1,6 +1,6 @@
-"""A sparse matrix in another format, in SciPy's words: `tocsr`, `tocsc`, `tocoo` and `tobsr`.
+"""Conversions of sparse matrices under SciPy's names: `tocsr`, `tocsc`, `tocoo` and `tobsr`.
 
-Between CSR and BSR indices are of any width. The requests of the other conversions take i32 alone: indices of i64 are
+Between CSR and BSR indices may have any width. The requests of the other conversions support i32 only: i64 indices are
 converted, if the matrix's extents allow it.
 """
 
@@ -33,72 +33,72 @@ def as_sparse(a: Any) -> SparseTensor:
 
 
 def tocsr(a: Any) -> SparseTensor:
-    """The matrix in CSR: itself, of CSC by the request `csr2csc`, of COO by `coo2csr`, or of BSR by `bsr2csr`.
+    """The matrix in CSR: itself, or from CSC by the request `csr2csc`, from COO by `coo2csr`, from BSR by `bsr2csr`.
 
-    Of BSR it has every element of every block. Of CSC and COO indices of i64 become i32 on the host, which is waited
-    for.
+    From BSR it has every element of every block. For CSC and COO i64 indices are converted to i32 on the host, which
+    waits for them.
     """
-    found = as_sparse(a)
-    if found.format is SparseFormat.BSR:
-        values, rows, columns = run(ops.Bsr2csrRequest(*found.parts))
-        form = found.form._replace(format=SparseFormat.CSR, block=(1, 1), pattern=None)
+    matrix = as_sparse(a)
+    if matrix.format is SparseFormat.BSR:
+        values, rows, columns = run(ops.Bsr2csrRequest(*matrix.parts))
+        form = matrix.form._replace(format=SparseFormat.CSR, block=(1, 1), pattern=None)
         return SparseTensor(values, rows, columns, form)
-    if found.format is SparseFormat.COO:
-        found = with_i32_indices(found)
-        rows = run(ops.Coo2csrRequest(found.rows, m=found.shape[0], base=found.form.base))
-        form = found.form._replace(format=SparseFormat.CSR, pattern=None)
-        return SparseTensor(found.values, rows, found.columns, form)
-    return found if found.format is SparseFormat.CSR else _convert_compressed(found, SparseFormat.CSR)
+    if matrix.format is SparseFormat.COO:
+        matrix = with_i32_indices(matrix)
+        rows = run(ops.Coo2csrRequest(matrix.rows, m=matrix.shape[0], base=matrix.form.base))
+        form = matrix.form._replace(format=SparseFormat.CSR, pattern=None)
+        return SparseTensor(matrix.values, rows, matrix.columns, form)
+    return matrix if matrix.format is SparseFormat.CSR else _convert_compressed(matrix, SparseFormat.CSR)
 
 
 def tocsc(a: Any) -> SparseTensor:
-    """The matrix in CSC: itself, or of CSR by the request `csr2csc`, of others by way of CSR; i64 becomes i32."""
-    found = as_sparse(a)
-    return found if found.format is SparseFormat.CSC else _convert_compressed(tocsr(found), SparseFormat.CSC)
+    """The matrix in CSC: itself, or from CSR by the request `csr2csc`, from others by way of CSR; i64 becomes i32."""
+    matrix = as_sparse(a)
+    return matrix if matrix.format is SparseFormat.CSC else _convert_compressed(tocsr(matrix), SparseFormat.CSC)
 
 
 def tocoo(a: Any) -> SparseTensor:
-    """The matrix in COO: itself, or of CSR by the request `csr2coo`, of others by way of CSR; i64 becomes i32."""
-    found = as_sparse(a)
-    if found.format is SparseFormat.COO:
-        return found
-    found = with_i32_indices(tocsr(found))
-    rows = run(ops.Csr2cooRequest(found.rows, nnz=found.nnz, base=found.form.base))
-    form = found.form._replace(format=SparseFormat.COO, pattern=None)
-    return SparseTensor(found.values, rows, found.columns, form)
+    """The matrix in COO: itself, or from CSR by the request `csr2coo`, from others by way of CSR; i64 becomes i32."""
+    matrix = as_sparse(a)
+    if matrix.format is SparseFormat.COO:
+        return matrix
+    matrix = with_i32_indices(tocsr(matrix))
+    rows = run(ops.Csr2cooRequest(matrix.rows, nnz=matrix.nnz, base=matrix.form.base))
+    form = matrix.form._replace(format=SparseFormat.COO, pattern=None)
+    return SparseTensor(matrix.values, rows, matrix.columns, form)
 
 
 def tobsr(a: Any, blocksize: tuple[int, int], *, nnzb: int | None = None) -> SparseTensor:
-    """The matrix in BSR, of blocks of so many rows and columns: itself, or of CSR by the request `csr2bsr`.
+    """The matrix in BSR, with blocks of this size: itself, or from CSR by the request `csr2bsr`.
 
-    It has the blocks in which an element is stored, 0 or not; what they have beside it is 0. Others than CSR, and other
-    blocks, go by way of `tocsr`. Without `nnzb`, how many blocks there are, the request `csr2bsr_nnz` counts them
-    before, and is waited for; rows that it finds unsorted are sorted, for which indices of i64 become i32. BadRequest
-    for a block that does not divide the matrix; with `nnzb` for another number, and for unsorted rows.
+    It has the blocks in which an element is stored, even a 0; the other elements of these are 0. Other formats, and
+    other block sizes, are converted by way of `tocsr`. Without `nnzb`, the number of blocks, the request `csr2bsr_nnz`
+    counts them first, and the call waits for it; unsorted rows are sorted then, for which i64 indices become i32.
+    BadRequest for a block that does not divide the matrix; with `nnzb` also for another number, and for unsorted rows.
     """
-    found = as_sparse(a)
-    block = check_block("blocksize", blocksize, found.shape)
-    if found.format is SparseFormat.BSR and found.form.block == block:
-        return found
-    found = tocsr(found)
+    matrix = as_sparse(a)
+    block = check_block("blocksize", blocksize, matrix.shape)
+    if matrix.format is SparseFormat.BSR and matrix.form.block == block:
+        return matrix
+    matrix = tocsr(matrix)
     if nnzb is None:
-        nnzb = count_blocks(found, block)
+        nnzb = count_blocks(matrix, block)
         if nnzb < 0:
-            found = with_i32_indices(found)
-            found = SparseTensor(*run(ops.SparseSortRequest(*found.parts)), found.form._replace(pattern=None))
-            nnzb = count_blocks(found, block)
-    values, rows, columns = run(ops.Csr2bsrRequest(*found.parts, block=block, nnzb=nnzb))
-    form = found.form._replace(format=SparseFormat.BSR, block=block, pattern=None)
+            matrix = with_i32_indices(matrix)
+            matrix = SparseTensor(*run(ops.SparseSortRequest(*matrix.parts)), matrix.form._replace(pattern=None))
+            nnzb = count_blocks(matrix, block)
+    values, rows, columns = run(ops.Csr2bsrRequest(*matrix.parts, block=block, nnzb=nnzb))
+    form = matrix.form._replace(format=SparseFormat.BSR, block=block, pattern=None)
     return SparseTensor(values, rows, columns, form)
 
 
 def count_blocks(a: SparseTensor, block: tuple[int, int]) -> int:
-    """The number of blocks with an element; waits for it. Below 0 if rows are not sorted."""
+    """The number of blocks with an element; waits for it. Negative if rows are not sorted."""
     return int(run(ops.Csr2bsrNnzRequest(*a.parts, block=block)).item())
 
 
 def with_i32_indices(a: SparseTensor) -> SparseTensor:
-    """The matrix with indices of i32; BadRequest where these do not count its rows, columns or elements."""
+    """The matrix with indices of i32; BadRequest if these are too narrow for its rows, columns or elements."""
     if a.rows.dtype is I32 and a.columns.dtype is I32:
         return a
     if max(*a.shape, a.nnz) + a.form.base > MAX_I32:
@@ -111,10 +111,10 @@ def _as_i32(name: str, part: Tensor) -> Tensor:
     """Indices converted to i32 by the host, which checks that each fits."""
     if part.dtype is I32:
         return part
-    given = part.numpy()
-    if given.size and not 0 <= given.min() <= given.max() <= MAX_I32:
-        raise BadRequest(name, f"indices from {given.min()} to {given.max()}", f"those from 0 to {MAX_I32}")
-    return part.device.array(given.astype(np.int32))
+    wide = part.numpy()
+    if wide.size and not 0 <= wide.min() <= wide.max() <= MAX_I32:
+        raise BadRequest(name, f"indices from {wide.min()} to {wide.max()}", f"those from 0 to {MAX_I32}")
+    return part.device.array(wide.astype(np.int32))
 
 
 def _convert_compressed(a: SparseTensor, wanted: SparseFormat) -> SparseTensor:

@@ -1,4 +1,4 @@
-"""The formula of every op of the family, by which its mutations are made."""
+"""The formula of every op of the family, which its mutations modify."""
 
 from __future__ import annotations
 

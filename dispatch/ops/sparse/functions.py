@@ -83,15 +83,15 @@ def spmm(
     autotune: bool = False,
     out: Any = None,
 ) -> Any:
-    """alpha · op(A) · B + beta · C of a dense B: the request `spmm`, or `spmm_batched` of a batch (batch, n, k).
+    """alpha · op(A) · B + beta · C of a dense B: the request `spmm`, or `spmm_batched` for a batch (batch, n, k).
 
-    `values` are elements of A in place of its own: (nnz,), or (batch, nnz) of a batch, for a matrix each.
+    `values` replace the elements of A: (nnz,), or (batch, nnz) for a batch with a matrix each.
     """
     function = ops.spmm_batched if getattr(b, "ndim", 2) == BATCH else ops.spmm
     held, rows, columns, form = as_sparse(a).parts
     choices: dict[str, Any] = {"c": c, "alpha": alpha, "beta": beta, "trans": trans, "out": out}
-    given = held if values is None else values
-    return function(given, rows, columns, form, b, algorithm=algorithm, autotune=autotune, **choices)
+    elements = held if values is None else values
+    return function(elements, rows, columns, form, b, algorithm=algorithm, autotune=autotune, **choices)
 
 
 def spmm_op(a: Any, b: Any, semiring: Semiring | str = "plus_times", *, c: Any = None, out: Any = None) -> Any:
@@ -118,14 +118,14 @@ def sddmm(
 ) -> Any:
     """alpha · A · B where C has elements, + beta · C, as a matrix of C's pattern: the request `sddmm`.
 
-    Of a batch, A (batch, m, k) or B (batch, k, n) or both, it gives the elements (batch, nnz) at the places of C: the
-    request `sddmm_batched`. `values` are elements of C in place of its own: (nnz,), or (batch, nnz) of a batch.
+    For a batch, A (batch, m, k) or B (batch, k, n) or both, the result is the elements (batch, nnz) at the places of C:
+    the request `sddmm_batched`. `values` replace the elements of C: (nnz,), or (batch, nnz) for a batch.
     """
     pattern = as_sparse(c)
     if BATCH in (getattr(a, "ndim", 2), getattr(b, "ndim", 2)):
         held, rows, columns, form = pattern.parts
-        given = held if values is None else values
-        return ops.sddmm_batched(given, rows, columns, form, a, b, alpha=alpha, beta=beta, out=out)
+        elements = held if values is None else values
+        return ops.sddmm_batched(elements, rows, columns, form, a, b, alpha=alpha, beta=beta, out=out)
     pattern = pattern if values is None else pattern.with_values(values)
     return pattern.with_values(ops.sddmm(*pattern.parts, a, b, alpha=alpha, beta=beta, out=out))
 
@@ -141,8 +141,8 @@ def spgemm(
 ) -> SparseTensor:
     """alpha · A · B of two sparse matrices in CSR: the request `spgemm`.
 
-    Without `nnz`, the elements of the product, the request `spgemm_nnz` counts them before, and is waited for; of two
-    fixed patterns once.
+    Without `nnz`, the number of elements of the product, the request `spgemm_nnz` counts them first, and the call waits
+    for it; for two fixed patterns only once.
     """
     first, second = as_sparse(a), as_sparse(b)
     stamp = None
@@ -157,21 +157,21 @@ def spgemm(
 def count_product(
     first: SparseTensor, second: SparseTensor, alpha: Number, algorithm: SpgemmAlgorithm | str
 ) -> tuple[int, int | None]:
-    """The number of elements of a product, and the stamp with which `spgemm` takes over what the count has computed.
+    """The number of elements of a product, and the stamp with which `spgemm` reuses the results of the count.
 
-    Of fixed patterns the number is kept, and there is no stamp, for such a product is computed another way.
+    For fixed patterns the number is cached, and there is no stamp, since such a product is computed in another way.
     """
     forms, operands = (first.form, second.form), (*first.parts, *second.parts)
     if None in (forms[0].pattern, forms[1].pattern):
         stamp = next(_stamps)
         return int(ops.spgemm_nnz(*operands, alpha=alpha, algorithm=algorithm, stamp=stamp).item()), stamp
-    known = _known_nnz.get(forms)
-    if known is None:
-        known = int(ops.spgemm_nnz(*operands).item())
+    nnz = _known_nnz.get(forms)
+    if nnz is None:
+        nnz = int(ops.spgemm_nnz(*operands).item())
         while len(_known_nnz) >= MOST_COUNTED:
             _known_nnz.pop(next(iter(_known_nnz)), None)
-        _known_nnz[forms] = known
-    return known, None
+        _known_nnz[forms] = nnz
+    return nnz, None
 
 
 # -- triangles --------------------------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ def spsm(
 
 
 def spsolve_triangular(A: Any, b: Any, lower: bool = True, *, unit_diagonal: bool = False) -> Any:
-    """The x of A · x = b for a triangle A, as `scipy.sparse.linalg` has it: `spsv` of a vector, `spsm` of a matrix."""
+    """The x of A · x = b for a triangle A, like `scipy.sparse.linalg`: `spsv` of a vector, `spsm` of a matrix."""
     uplo = FillMode.LOWER if lower else FillMode.UPPER
     diag = DiagType.UNIT if unit_diagonal else DiagType.NON_UNIT
     return (spsv if b.ndim == 1 else spsm)(A, b, uplo=uplo, diag=diag)
@@ -220,9 +220,9 @@ def todense(a: Any) -> Any:
 
 
 def fromdense(a: Any, *, nnz: int | None = None, format: str = "csr", index_dtype: Any = "i32") -> SparseTensor:  # noqa: A002
-    """The elements of a dense matrix that are other than 0: the request `dense_to_sparse`.
+    """The elements of a dense matrix that are not 0: the request `dense_to_sparse`.
 
-    Without `nnz`, how many these are, the request `dense_nnz` counts them before, and is waited for.
+    Without `nnz`, their number, the request `dense_nnz` counts them first, and the call waits for it.
     """
     if nnz is None:
         count = run(ops.DenseNnzRequest(a))
@@ -238,7 +238,8 @@ def prune(
 ) -> SparseTensor:
     """A dense matrix in CSR without its small elements: the request `prune_to_csr`.
 
-    Without `nnz`, how many are left, the request `prune_nnz` counts them before, and is waited for.
+    Without `nnz`, the number of remaining elements, the request `prune_nnz` counts them first, and the call waits for
+    it.
     """
     if nnz is None:
         nnz = int(run(ops.PruneNnzRequest(a, threshold=threshold, percentage=percentage)).item())
@@ -248,13 +249,13 @@ def prune(
 
 
 def sort(a: Any) -> SparseTensor:
-    """The matrix with its elements by row and column: the request `sparse_sort`, of COO or CSR."""
-    found = as_sparse(a)
-    values, rows, columns = run(ops.SparseSortRequest(*found.parts))
-    return SparseTensor(values, rows, columns, found.form._replace(pattern=None))
+    """The matrix with its elements sorted by row and column: the request `sparse_sort`, for COO or CSR."""
+    matrix = as_sparse(a)
+    values, rows, columns = run(ops.SparseSortRequest(*matrix.parts))
+    return SparseTensor(values, rows, columns, matrix.form._replace(pattern=None))
 
 
-# -- what a SparseTensor asks for -------------------------------------------------------------------------------------
+# -- the operators of a SparseTensor ----------------------------------------------------------------------------------
 def product(a: SparseTensor, other: Any) -> Any:
     """`a @ other`."""
     if isinstance(other, SparseTensor) or is_sparse(other):
@@ -263,7 +264,7 @@ def product(a: SparseTensor, other: Any) -> Any:
 
 
 def left_product(a: SparseTensor, other: Any) -> Any:
-    """`other @ a`, as the transpose of Aᵀ times the transposed one, or of each of a batch."""
+    """`other @ a`, as the transpose of Aᵀ times the transposed operand, or of each matrix of a batch."""
     if is_sparse(other):
         return spgemm(other, a)
     axes = getattr(other, "ndim", 2)
@@ -275,7 +276,7 @@ def left_product(a: SparseTensor, other: Any) -> Any:
 
 
 def flaws(a: SparseTensor) -> list[int]:
-    """What is wrong with the indices, counted."""
+    """The counts of errors in the indices."""
     counts = run(ops.SparseCheckRequest(*a.parts))
     found: list[int] = counts.tolist()
     return found

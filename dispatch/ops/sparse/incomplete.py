@@ -1,4 +1,4 @@
-"""Requests of incomplete factorizations, which have elements where the matrix has some: ILU(0) and IC(0)."""
+"""Requests of incomplete factorizations, whose factors have elements only where the matrix has: ILU(0) and IC(0)."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ __all__ = ["Ic0Request", "Ilu0Request"]
 
 @dataclass(frozen=True, eq=False)
 class IncompleteRequest(SparseRequest["tuple[Tensor, Tensor]"]):
-    """The factors of a square matrix in CSR, at its own places; gives back (values, info).
+    """The factors of a square matrix in CSR, at its own places; returns (values, info).
 
-    Columns are sorted in each row, each place is there once (`sparse_sort` sorts), and so is every place of the
-    diagonal. A form with a `pattern` has the analysis kept with the plan; without one each call analyses. The call
-    waits for the GPU, for cuSPARSE tells of pivots on the host.
+    Columns are sorted in each row, without duplicates (`sparse_sort` sorts), and every diagonal element is stored. If
+    the form has a `pattern`, the analysis is kept with the plan; without one each call analyses. The call waits for the
+    GPU, because cuSPARSE reports pivots on the host.
 
     Attributes:
-        out: the values of the factors, at the places of A's; it may be `values` itself.
-        info: i32: 0, or 1 + the row whose place on the diagonal is not there, or whose pivot is 0; then `out` is NaN.
+        out: the values of the factors, at the places of A's elements; it may be `values` itself.
+        info: i32: 0, or 1 + the row whose diagonal element is not stored, or whose pivot is 0; then `out` is NaN.
     """
 
     reads: ClassVar[tuple[str, ...]] = ("values", "rows", "columns")
@@ -59,10 +59,10 @@ class Ilu0Request(IncompleteRequest):
 
 @dataclass(frozen=True, eq=False)
 class Ic0Request(IncompleteRequest):
-    """L of A ≈ L · Lᴴ without fill, for a Hermitian positive definite A, of which the lower triangle is read: csric02.
+    """L of A ≈ L · Lᴴ without fill, for a Hermitian positive definite A; reads the lower triangle of A: csric02.
 
-    What is stored above the diagonal is not read, and what is above it in the result has no meaning. A pivot below 0
-    makes NaN, and may leave `info` at 0.
+    Elements stored above the diagonal are not read, and those of the result have no meaning. A negative pivot
+    produces NaN, and may leave `info` at 0.
     """
 
     op: ClassVar[str] = "ic0"

@@ -1,4 +1,4 @@
-"""Incomplete factors as objects to solve with: `ilu0` and `ic0`."""
+"""Incomplete factors as objects with a `solve` method: `ilu0` and `ic0`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class IncompleteFactors:
     """L and U of A ≈ L · U, or L of A ≈ L · Lᴴ, at the places of A: `solve` applies the inverse of their product.
 
     `matrix` holds them as one matrix of a fixed pattern, so that the analyses of its triangles stay with the plans.
-    `source` is A in that pattern, in CSR, and `columns` A in CSC where it was given in that. As the M of `cg`,
-    `bicgstab` and `gmres` they precondition.
+    `source` is A in that pattern, in CSR, and `columns` is A in CSC if the caller passed CSC. They can be the
+    preconditioner M of `cg`, `bicgstab` and `gmres`.
     """
 
     __slots__ = ("_factorize", "_is_lu", "columns", "matrix", "source")
@@ -56,7 +56,7 @@ class IncompleteFactors:
 
     @property
     def nnz(self) -> int:
-        """The places of the factors, which are those of A."""
+        """The number of elements of the factors, which is that of A."""
         return self.matrix.nnz
 
     def solve(self, b: Any) -> Any:
@@ -68,10 +68,10 @@ class IncompleteFactors:
         return solve(*parts, solve(*parts, b, uplo="lower"), uplo="lower", trans=Operation.C)
 
     def refactorize(self, values: Any, *, check: bool = True) -> IncompleteFactors:
-        """Itself, with the factors of other elements of A at the same places; those of before stay where it fails.
+        """Factorize other elements of A at the same places; returns self. On failure the previous factors remain.
 
-        They are in the order of A as it was given: by columns of one in CSC. They are of the dtype and the number of
-        those before, and on their device; BadRequest for others.
+        The elements are in the order of the A that the caller passed: by columns for CSC. Their dtype, number and
+        device are those of the previous elements; BadRequest for others.
         """
         old, new = self.source.values, as_tensor("values", values)
         if new.dtype is not old.dtype or new.shape != old.shape or new.device is not old.device:
@@ -88,12 +88,12 @@ class IncompleteFactors:
 def ilu0(A: Any, *, check: bool = True) -> IncompleteFactors:
     """L and U of A ≈ L · U without fill, by the request `ilu0`.
 
-    The places of the diagonal are all there, and indices are sorted (`sort`) and i32. LinAlgError for a pivot that is
-    0, which is waited for; with `check=False` nothing is looked at.
+    Every diagonal element is stored, and indices are sorted (`sort`) and i32. LinAlgError for a pivot that is 0, after
+    waiting for the status; with `check=False` there is no check.
     """
     return IncompleteFactors(as_sparse(A), is_lu=True, check=check)
 
 
 def ic0(A: Any, *, check: bool = True) -> IncompleteFactors:
-    """L of A ≈ L · Lᴴ without fill, for a Hermitian positive definite A, by the request `ic0`; `check` as of `ilu0`."""
+    """L of A ≈ L · Lᴴ without fill, for a Hermitian positive definite A, by the request `ic0`; `check` as in `ilu0`."""
     return IncompleteFactors(as_sparse(A), is_lu=False, check=check)

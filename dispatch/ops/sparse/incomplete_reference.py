@@ -1,4 +1,4 @@
-"""Incomplete factorizations by NumPy, row by row: what the host computes, and in float64 what is right."""
+"""Incomplete factorizations by NumPy, row by row: the host's results, and the expected ones in float64."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ __all__ = ["INCOMPLETE", "numpy_incomplete"]
 
 
 def factored(request: Any, work: np.dtype[Any], eliminate: Callable[..., int]) -> Results:
-    """The factors that an elimination makes of a matrix's rows; NaN, and which row, where a pivot is not there."""
-    given = np.asarray(request.values)
-    kind = np.result_type(work, np.complex64) if given.dtype.kind == "c" else work
-    values, base = given.astype(kind), request.form.base
+    """The factors of a matrix's rows; NaN, and the row, if a pivot is missing."""
+    stored = np.asarray(request.values)
+    kind = np.result_type(work, np.complex64) if stored.dtype.kind == "c" else work
+    values, base = stored.astype(kind), request.form.base
     _, columns = coordinates(request.form, request.rows, request.columns)
     *_, unsorted, doubled = flaws(request.form, np.asarray(request.rows), np.asarray(request.columns)).tolist()
     if unsorted or doubled:
@@ -42,7 +42,7 @@ def factored(request: Any, work: np.dtype[Any], eliminate: Callable[..., int]) -
 
 
 def eliminate_lu(values: Array, places: list[dict[int, int]]) -> int:
-    """L · U in place, each row of those above it; 1 + the first row whose pivot is 0, or 0."""
+    """L · U in place, each row from those above it; 1 + the first row whose pivot is 0, or 0."""
     for row, line in enumerate(places):
         for k in sorted(column for column in line if column < row):
             factor = values[line[k]] = values[line[k]] / values[places[k][k]]
@@ -55,7 +55,7 @@ def eliminate_lu(values: Array, places: list[dict[int, int]]) -> int:
 
 
 def eliminate_cholesky(values: Array, places: list[dict[int, int]]) -> int:
-    """L · Lᴴ in place; 1 + the first row whose pivot is not above 0, or 0."""
+    """L · Lᴴ in place; 1 + the first row whose pivot is not positive, or 0."""
     for row, line in enumerate(places):
         below = sorted(column for column in line if column < row)
         for k in below:
@@ -63,7 +63,7 @@ def eliminate_cholesky(values: Array, places: list[dict[int, int]]) -> int:
             sums = sum(values[line[j]] * np.conj(values[other[j]]) for j in below if j < k and j in other)
             values[line[k]] = (values[line[k]] - sums) / values[other[k]]
         diagonal = values[line[row]]
-        pivot = np.real(diagonal) + 0 * np.imag(diagonal)  # which does not count, unless it is NaN
+        pivot = np.real(diagonal) + 0 * np.imag(diagonal)  # the imaginary part is ignored, unless it is NaN
         pivot = pivot - sum(abs(values[line[k]]) ** 2 for k in below)
         if not pivot > 0:
             return 1 + row

@@ -1,6 +1,6 @@
-"""Requests of systems of equations with a sparse matrix that are solved by iteration, in Krylov's subspaces.
+"""Requests that solve systems of equations with a sparse matrix by iteration: Krylov methods.
 
-The criterion of all four is SciPy's: ‖b - A·x‖ ≤ max(rtol · ‖b‖, atol). This file calls nothing.
+All four use SciPy's criterion: ‖b - A·x‖ ≤ max(rtol · ‖b‖, atol). This file calls no library.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ BREAKDOWN, NOT_FINITE, STAGNATED = -1, -2, -3
 REALS = {C64: F32, C128: F64}
 MOST_ITERATIONS = 2**31 - 1
 MOST_RESTART = 256
-MOST_BLOCK = 32  # rows of a block
+MOST_BLOCK = 32  # the most rows of a block
 
 
 class Preconditioner(Choice):
-    """What approximates the inverse of A: nothing, the reciprocals of its diagonal, incomplete factors, or the inverses
+    """The approximation of the inverse of A: none, the reciprocals of its diagonal, incomplete factors, or the inverses
     of the blocks along its diagonal.
     """
 
@@ -43,36 +43,36 @@ class Preconditioner(Choice):
 
     @property
     def is_factored(self) -> bool:
-        """Whether it is two triangular solves, with factors that have elements where A has some."""
+        """Whether it is two triangular solves, with factors that have elements only where A has some."""
         return self in (Preconditioner.ILU0, Preconditioner.IC0)
 
 
 @dataclass(frozen=True, eq=False)
 class KrylovRequest(SparseRequest["tuple[Tensor, Tensor, Tensor, Tensor]"]):
-    """The x of A · x = b; gives back (x, info, iterations, residual), all on the device: nothing waits.
+    """The x of A · x = b; returns (x, info, iterations, residual), all on the device: nothing waits for it.
 
-    On a GPU all iterations are one launch of a CUDA graph, whose while node the device itself ends (from CUDA 12.4 on).
+    On a GPU all iterations are one launch of a CUDA graph with a while node, which the device ends (from CUDA 12.4 on).
 
     Attributes:
         b: (n,), the right-hand side.
-        x0: (n,), where the iteration begins; None for zeros. It may be `out` itself.
+        x0: (n,), the initial guess; None for zeros. It may be `out` itself.
         M: (n,), the diagonal of a matrix that approximates the inverse of A; None for none. With the preconditioner
-            "ilu0" or "ic0" (nnz,), the factors as the request of that name gives them, at the places of A. With
-            "block_jacobi" (blocks, size, size) of any strides and a size of up to 32: what the request of that name
-            gives, or inverses of other blocks along the diagonal. Of the last one what is beyond n is not read.
-        rtol, atol: it ends with ‖b - A·x‖ ≤ max(rtol · ‖b‖, atol).
-        maxiter: the iterations after which it is given up; None for 10 · n.
-        preconditioner: "jacobi" takes the reciprocals of A's diagonal for M, and 1 where that is 0. "ilu0" and "ic0"
-            solve with the factors in M twice in each iteration; A is in CSR, and its form has a `pattern`.
-            "block_jacobi" multiplies with the blocks in M, whatever format A is in.
-        algorithm: a `SpmvAlgorithm` of the product, for the format of A. By CSR_ALG2 two solves give the same bits.
+            "ilu0" or "ic0" (nnz,), the factors from the request of that name, at the places of A's elements. With
+            "block_jacobi" (blocks, size, size) of any strides and a size of up to 32: the result of the request of that
+            name, or inverses of other blocks along the diagonal. Elements of the last block beyond n are not read.
+        rtol, atol: the iteration ends when ‖b - A·x‖ ≤ max(rtol · ‖b‖, atol).
+        maxiter: the iteration is given up after so many iterations; None for 10 · n.
+        preconditioner: "jacobi" uses the reciprocals of A's diagonal as M, and 1 where an element is 0. "ilu0" and
+            "ic0" solve with the factors in M twice in each iteration; A is in CSR, and its form has a `pattern`.
+            "block_jacobi" multiplies with the blocks in M, for any format of A.
+        algorithm: a `SpmvAlgorithm` of the product, for the format of A. With CSR_ALG2 two solves give the same bits.
         out: x, (n,).
-        info: i32: 0 once the criterion holds, else the number of iterations, or -1 where the method breaks down, -2
-            where something is NaN or infinite, and -3 where the residual falls no further.
-        iterations: i32, how many there were.
-        residual: the norm of b - A·x that the criterion was held against: f32 or f64.
+        info: i32: 0 once the criterion holds, else the number of iterations, or -1 if the method breaks down, -2 if
+            something is NaN or infinite, and -3 if the residual stops decreasing.
+        iterations: i32, the number of iterations.
+        residual: the norm of b - A·x that was compared with the criterion: f32 or f64.
 
-    With b = 0, x is 0, whatever x0 is. Complex dot products take the conjugate of the first vector.
+    If b = 0, x is 0, whatever x0 is. Complex dot products conjugate the first vector.
     """
 
     writes: ClassVar[tuple[str, ...]] = ("out", "info", "iterations", "residual")
@@ -120,16 +120,16 @@ class KrylovRequest(SparseRequest["tuple[Tensor, Tensor, Tensor, Tensor]"]):
 
     @property
     def is_blocked(self) -> bool:
-        """Whether the preconditioner is inverses of the blocks along the diagonal."""
+        """Whether the preconditioner is the inverses of the diagonal blocks."""
         return self.preconditioner is Preconditioner.BLOCK_JACOBI
 
     @property
     def same_bits(self) -> bool:
-        """Whether cuSPARSE promises the same bits in each run: of these products, and of no triangular solve."""
+        """Whether cuSPARSE promises the same bits in each run: for some products it does, for triangular solves not."""
         return not self.is_factored and self.algorithm in (SpmvAlgorithm.CSR_ALG2, SpmvAlgorithm.COO_ALG2)
 
     def check_blocks(self) -> None:
-        """BadRequest unless M has a square block for each so many rows of A."""
+        """BadRequest unless M has square blocks that cover the rows of A."""
         if self.M is None:
             raise BadRequest("M", "None", "the inverses that the request block_jacobi gives of A and a block_size")
         n, shape = self.form.shape[0], self.M.shape
@@ -141,7 +141,7 @@ class KrylovRequest(SparseRequest["tuple[Tensor, Tensor, Tensor, Tensor]"]):
             raise BadRequest("M", str(self.M.layout), wanted, "block_jacobi(A, size) makes them")
 
     def check_factors(self) -> None:
-        """BadRequest unless M has a factor's element for each of A's, which is in CSR and keeps its pattern."""
+        """BadRequest unless M has one element of the factors for each of A's, and A is in CSR with a `pattern`."""
         name = getattr(self.preconditioner, "name", "").lower()
         if self.M is None:
             raise BadRequest("M", "None", f"the factors that the request {name} gives, for preconditioner={name!r}")
@@ -155,7 +155,7 @@ class KrylovRequest(SparseRequest["tuple[Tensor, Tensor, Tensor, Tensor]"]):
 
     @property
     def limit(self) -> int:
-        """The most iterations, or cycles of them."""
+        """The maximum number of iterations, or of cycles."""
         return min(MOST_ITERATIONS, 10 * self.form.shape[0]) if self.maxiter is None else int(self.maxiter)
 
     def outputs(self) -> dict[str, Output]:
@@ -170,45 +170,45 @@ class KrylovRequest(SparseRequest["tuple[Tensor, Tensor, Tensor, Tensor]"]):
 
 @dataclass(frozen=True, eq=False)
 class CgRequest(KrylovRequest):
-    """Conjugate gradients, for a Hermitian positive definite A, and M where there is one."""
+    """Conjugate gradients, for a Hermitian positive definite A, and such an M if there is one."""
 
     op: ClassVar[str] = "cg"
 
 
 @dataclass(frozen=True, eq=False)
 class BicgstabRequest(KrylovRequest):
-    """The stabilized method of biconjugate gradients, for any A; an iteration multiplies with A twice."""
+    """The stabilized biconjugate gradient method, for any A; an iteration multiplies by A twice."""
 
     op: ClassVar[str] = "bicgstab"
 
 
 @dataclass(frozen=True, eq=False)
 class MinresRequest(KrylovRequest):
-    """The method of minimal residuals by Lanczos, for a real symmetric A, which may be indefinite or singular.
+    """The minimal residual method by Lanczos, for a real symmetric A, which may be indefinite or singular.
 
-    M must be positive definite, as `block_jacobi` makes it with `absolute` where A's blocks are not; where rᵀ·M·r is
-    below 0 the method breaks down. With M the criterion is in its norm, of r and of b: (rᵀ·M·r)½.
-    Its residual falls in each iteration; of a system without a solution it ends with -3 and a least squares solution.
-    It takes no incomplete factors: A that has some (ic0) is positive definite, and `cg` solves it.
+    M must be positive definite; `block_jacobi` makes it so with `absolute` if A's blocks are not. If rᵀ·M·r is negative
+    the method breaks down. With M the criterion uses its norm, of r and of b: (rᵀ·M·r)½. The residual decreases in each
+    iteration; for a system without a solution it ends with -3 and a least squares solution. Incomplete factors are not
+    supported: A with such factors (ic0) is positive definite, and `cg` solves it.
     """
 
     op: ClassVar[str] = "minres"
 
     def check_factors(self) -> None:
-        given = getattr(self.preconditioner, "name", "").lower()
+        shown_name = getattr(self.preconditioner, "name", "").lower()
         wanted = "none, jacobi, block_jacobi or a diagonal M with minres"
-        raise BadRequest("preconditioner", given, wanted, "cg takes factors")
+        raise BadRequest("preconditioner", shown_name, wanted, "cg takes factors")
 
 
 @dataclass(frozen=True, eq=False)
 class GmresRequest(KrylovRequest):
-    """The method of generalized minimal residuals, for any A; M is on the right, so that the residual is the true one.
+    """The generalized minimal residual method, for any A; M is on the right, so that the residual is the true one.
 
     Attributes:
-        restart: the iterations of a cycle, and so how many vectors are kept; up to 256, and n.
-        maxiter: the cycles after which it is given up, as SciPy counts; None for 10 · n.
+        restart: the iterations of a cycle, and thus the number of vectors that are stored; up to 256, and n.
+        maxiter: the iteration is given up after so many cycles, which SciPy counts, too; None for 10 · n.
 
-    Vectors are orthogonalized twice against those before. `iterations` counts those of all cycles.
+    Vectors are orthogonalized twice against the previous ones. `iterations` counts those of all cycles.
     """
 
     op: ClassVar[str] = "gmres"
@@ -221,5 +221,5 @@ class GmresRequest(KrylovRequest):
 
     @property
     def length(self) -> int:
-        """The iterations of a cycle."""
+        """The number of iterations of a cycle."""
         return min(int(self.restart), self.form.shape[0])

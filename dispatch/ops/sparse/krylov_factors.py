@@ -1,7 +1,7 @@
-"""Incomplete factors within an iteration: two triangular solves of cuSPARSE's, analysed before it is recorded.
+"""Incomplete factors within an iteration: two triangular solves by cuSPARSE, analysed before the graph is recorded.
 
-The factors have the pattern of A, so that they share A's offsets and indices. An analysis lives as long as the graph
-whose loop body uses it; values are passed to it before each launch, for they may have changed in place.
+The factors have the pattern of A, so they share A's offsets and indices. An analysis lives as long as the graph whose
+loop body uses it. Values are passed to it before each launch, because they may have changed in place.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class TriangularSolves:
     def __init__(
         self, executor: CudaExecutor, request: Any, factors: SparseSpec, source: int, intermediate: int, target: int
     ) -> None:
-        """`factors` describes A with the factors' values."""
+        """`factors` describes A with the values of the factors."""
         placeholder: int = executor.workspace.c_ptr.value or 0
         kind, n = request.values.dtype, factors.shape[0]
         number = cusparse.cudaDataType(kind.cuda)
@@ -49,11 +49,11 @@ class TriangularSolves:
         def solve(fill: int, diag: int, operation: Operation, place: int, into: int) -> Solve:
             matrix = SparseMatrix(factors._replace(fill=fill, diag=diag), placeholder)
             x, y = (DenseVector(n, kind.cuda, where, placeholder) for where in (place, into))
-            # Of real matrices cuSPARSE has no adjoint, but the transpose.
+            # cuSPARSE has no adjoint of real matrices, only the transpose.
             applied = operation if kind.is_complex or operation is not Operation.C else Operation.T
             turned = cusparse.cusparseOperation_t(int(applied))
-            given = (turned, Constant(1.0, kind), matrix, x, y, number, algorithm)
-            return Solve(executor, "cusparseSpSV", matrix, given, factors.values, keeps=True)
+            arguments = (turned, Constant(1.0, kind), matrix, x, y, number, algorithm)
+            return Solve(executor, "cusparseSpSV", matrix, arguments, factors.values, keeps=True)
 
         first, second = TRIANGLES[request.preconditioner]
         self._solves = solve(*first, source, intermediate), solve(*second, intermediate, target)

@@ -1,11 +1,11 @@
-"""The kernels of restarted GMRES; krylov_kernels.py has what they are made of."""
+"""The kernels of restarted GMRES; krylov_kernels.py has their building blocks."""
 
 from __future__ import annotations
 
 __all__ = ["GMRES"]
 
-# Passes with `restarting` make the residual, those behind them a vector of the basis each. The tables hold the column
-# that is made and its second part, the triangle, the rotations, the right-hand side and the solution of a cycle.
+# Passes with `restarting` compute the residual; each later pass computes one vector of the basis. The tables hold the
+# new column and its second part, the triangle, the rotations, the right-hand side and the solution of a cycle.
 GMRES = r"""
 #define BASIS(number) VECTOR(FIRST + (number))
 struct Tables { Wide *h, *more, *triangle, *cosines, *sines, *right, *y; };

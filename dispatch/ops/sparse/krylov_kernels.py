@@ -1,12 +1,12 @@
-"""The kernels of the iterations in CUDA C++: all vector work of a method, with its scalars on the device.
+"""The kernels of the iterations in CUDA C++: all vector work of a method; its scalars stay on the device.
 
-krylov_methods.py and krylov_gmres.py have the methods. A pass is a product q = A·in, which is cuSPARSE's, and the
-kernels of a method behind it, in order; with incomplete factors two triangular solves stand between them, cuSPARSE's
-as well, which read one vector and write another; with block Jacobi one of the kernels multiplies a vector with the
-inverses of the blocks, each thread with a row of one. A kernel updates vectors and adds up dot products; its last
-block has their sums, and one thread of it does the recurrence of scalars, so that nothing is launched for that. The
-first pass makes the residual of x0. All arithmetic is in double precision; sums are added in a fixed order, so that
-two runs give the same bits, if the product does.
+krylov_methods.py and krylov_gmres.py have the methods. A pass is a product q = A·in by cuSPARSE, followed by the
+kernels of a method in order. With incomplete factors there are two triangular solves between these, also by cuSPARSE,
+which read one vector and write another. With block Jacobi one of the kernels multiplies a vector with the inverses of
+the blocks; each thread computes one row of a block. A kernel updates vectors and adds up dot products. Its last block
+has the sums, and one of its threads computes the scalar recurrence, so that this needs no launch. The first pass
+computes the residual of x0. All arithmetic is in double precision. Sums are added in a fixed order, so that two runs
+give the same bits, if the product does.
 
 Follows Saad, Iterative Methods for Sparse Linear Systems; Paige and Saunders, Solution of Sparse Indefinite Systems of
 Linear Equations; and van der Vorst, Bi-CGSTAB.
@@ -189,7 +189,7 @@ SOURCES = {
     name: COMMON + text for name, text in (("cg", CG), ("bicgstab", BICGSTAB), ("minres", MINRES), ("gmres", GMRES))
 }
 SOLVES = "the two triangular solves"
-# Those of a pass, in order: where M is a diagonal or none, with incomplete factors, and with inverses of blocks.
+# The kernels of a pass, in order: with a diagonal or no M, with incomplete factors, and with inverses of blocks.
 KERNELS = {
     "cg": ("curvature", "advance", "turn"),
     "bicgstab": ("products", "half_step", "turn"),
@@ -207,12 +207,12 @@ BLOCKED = {
     "minres": ("curvature", "rotate", "weigh", "turn"),
     "gmres": (*KERNELS["gmres"], "correct"),
 }
-# Which vector the solves read, and which they write; Q is free meanwhile.
+# The vector that the solves read, and the one that they write; Q is unused meanwhile.
 SOLVED = {"cg": (R, M), "bicgstab": (M, IN), "gmres": (M, IN)}
-# How many a method keeps; GMRES those of its basis beside them.
+# The number of vectors of a method; GMRES has those of its basis in addition.
 VECTORS = {"cg": 5, "bicgstab": 8, "minres": 8, "gmres": 5}
 
 
 def passes(request: Any) -> tuple[str, ...]:
-    """The kernels of a pass of a request, with `SOLVES` among them for the two triangular solves."""
+    """The kernels of a pass of a request; `SOLVES` among them stands for the two triangular solves."""
     return (FACTORED if request.is_factored else BLOCKED if request.is_blocked else KERNELS)[request.op]

@@ -1,4 +1,4 @@
-"""The kernels of conjugate gradients, Bi-CGSTAB and MINRES; krylov_kernels.py has what they are made of."""
+"""The kernels of conjugate gradients, Bi-CGSTAB and MINRES; krylov_kernels.py has their building blocks."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) turn(Solve s)
 }
 """
 
-# The passes after the first make a half of an iteration each, by turns: of alpha, and of omega.
+# Each pass after the first computes half of an iteration, in turn that of alpha and that of omega.
 BICGSTAB = r"""
 enum { SHADOW = FIRST, P, V };
 

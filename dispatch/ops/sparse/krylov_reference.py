@@ -1,4 +1,4 @@
-"""Iterations by SciPy: what the host computes. Results are tested against the criterion, in cases_krylov.py."""
+"""Iterations by SciPy: the host's results. Results are tested against the criterion, in cases_krylov.py."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ __all__ = ["evaluate_krylov", "norm_of", "preconditioner_function", "preconditio
 
 
 class IterationStopped(Exception):  # raised by a callback, to end SciPy's iteration
-    """The criterion holds, or x is no longer finite; `args` has x, the status, and the number of iterations."""
+    """The criterion holds, or x is not finite; `args` are x, the status, and the number of iterations."""
 
 
 def scipy_krylov(request: Any, executor: object, row: Row) -> NumpyPlan:
-    """A plan that iterates with SciPy; Refused where it is not installed, or is older than 1.12."""
+    """A plan that iterates with SciPy; Refused if it is not installed, or is older than 1.12."""
     del request, executor
     try:
         import scipy
@@ -40,7 +40,7 @@ def scipy_krylov(request: Any, executor: object, row: Row) -> NumpyPlan:
 
 
 def preconditioner_matrix(request: Any, matrix: Any) -> Any:
-    """M as a matrix: its diagonal or its blocks, operands or made of A; None without one, and for factors."""
+    """M as a matrix: its diagonal or its blocks, from operands or from A; None without M, and for factors."""
     import scipy.sparse as sp
 
     if request.is_factored:
@@ -57,7 +57,7 @@ def preconditioner_matrix(request: Any, matrix: Any) -> Any:
 
 
 def block_diagonal(blocks: Array, n: int) -> Any:
-    """Blocks (count, size, size) as a matrix of n rows; what the last one has beyond these is not read."""
+    """Blocks (count, size, size) as a matrix of n rows; elements of the last block beyond n are not read."""
     import scipy.sparse as sp
 
     count, size, _ = blocks.shape
@@ -76,7 +76,7 @@ def preconditioner_function(request: Any, matrix: Any, weights: Any) -> Callable
     if not request.is_factored:
         return (lambda u: u) if weights is None else (lambda u: np.asarray(weights @ u))
     factors = sp.csr_array((numbers(request.M, matrix.dtype), *csr_indices(request)), shape=matrix.shape)
-    if not factors.diagonal().all():  # SciPy refuses what a GPU divides by
+    if not factors.diagonal().all():  # SciPy refuses zeros, by which a GPU divides
         return lambda u: np.full_like(u, nan_of(u))
     low = sp.tril(factors, format="csr")
     if request.preconditioner is Preconditioner.IC0:
@@ -87,12 +87,12 @@ def preconditioner_function(request: Any, matrix: Any, weights: Any) -> Callable
 
 
 def csr_indices(request: Any) -> tuple[Array, Array]:
-    """Indices and offsets of A in CSR, from 0 on."""
+    """Indices and offsets of A in CSR, with base 0."""
     return np.asarray(request.columns) - request.form.base, np.asarray(request.rows) - request.form.base
 
 
 def norm_of(request: Any, vector: Array, weights: Any) -> float:
-    """The norm that the criterion of a method is in."""
+    """The norm in which a method measures its criterion."""
     if request.op == "minres" and weights is not None:
         return float(np.sqrt(np.abs((vector * (weights @ vector)).sum())))
     return float(np.linalg.norm(vector))
@@ -107,8 +107,8 @@ def evaluate_krylov(request: Any, work: np.dtype[Any]) -> Results:
     size = norm_of(request, b, weights)
     if size == 0:
         return results(np.zeros_like(b), 0, 0, 0.0)
-    given = (a.data, b, start, b[:0] if weights is None else weights.data)
-    if not all(np.isfinite(part).all() for part in given):
+    operands = (a.data, b, start, b[:0] if weights is None else weights.data)
+    if not all(np.isfinite(part).all() for part in operands):
         return results(np.full_like(b, nan_of(b)), NOT_FINITE, 0, np.nan)
     apply = preconditioner_function(request, a, weights)
     if request.is_factored and not np.isfinite(apply(b)).all():
@@ -120,20 +120,20 @@ def evaluate_krylov(request: Any, work: np.dtype[Any]) -> Results:
     if not np.isfinite(x).all():  # SciPy divides by 0
         return results(np.full_like(b, nan_of(b)), BREAKDOWN, count, np.nan)
     left = norm_of(request, b - a @ x, weights)
-    # SciPy looks before each iteration, and not behind the last one.
+    # SciPy checks before each iteration, but not after the last one.
     status = 0 if left <= target else info if info in (0, STAGNATED) else BREAKDOWN if info < 0 else count
     return results(x, status, count, left)
 
 
 def nan_of(b: Array) -> complex:
-    """NaN of a dtype, in both parts of a complex one."""
+    """NaN of a dtype; for a complex one in both parts."""
     return complex(np.nan, np.nan) if b.dtype.kind == "c" else np.nan
 
 
 def results(x: Array, info: int, count: int, residual: float) -> Results:
     """The outputs by name."""
-    made = {"info": np.int32(info), "iterations": np.int32(count), "residual": np.asarray(residual)}
-    return {"out": x, **{name: np.asarray(value) for name, value in made.items()}}
+    scalars = {"info": np.int32(info), "iterations": np.int32(count), "residual": np.asarray(residual)}
+    return {"out": x, **{name: np.asarray(value) for name, value in scalars.items()}}
 
 
 def by_scipy(
@@ -151,7 +151,7 @@ def by_scipy(
         count, last = count + 1, x.copy()
 
     m = None if request.M is None and weights is None else operator_of(a, lambda u: apply(u.ravel()))
-    above = np.nextafter(b.real.dtype.type(target), np.inf)  # SciPy ends below it: at a target of 0, too
+    above = np.nextafter(b.real.dtype.type(target), np.inf)  # SciPy ends below its target; so a target of 0 works, too
     choices = {"rtol": 0.0, "atol": float(above), "maxiter": request.limit}
     try:
         x, info = getattr(linalg, request.op)(a, b, start.copy(), M=m, callback=counting, **choices)
@@ -163,10 +163,10 @@ def by_scipy(
 def by_minres(
     request: Any, a: Any, b: Array, start: Array, weights: Any, apply: Callable[[Array], Array], target: float
 ) -> tuple[Array, int, int]:
-    """The x of the least residual, whether it falls no further, and the number of iterations.
+    """The x of the least residual, whether it stopped decreasing, and the number of iterations.
 
-    SciPy's criterion is another one, and without it SciPy goes on along the null space of a singular matrix: it is
-    ended from within, as the kernels end, where r is all but orthogonal to what A makes.
+    SciPy's criterion is different, and without it SciPy continues along the null space of a singular matrix. So a
+    callback ends it, under the kernels' condition: r is almost orthogonal to the range of A.
     """
     from scipy.sparse import linalg
 
@@ -211,7 +211,7 @@ def is_positive(request: Any, weights: Any) -> bool:
 
 
 def operator_of(a: Any, product: Callable[[Array], Array]) -> Any:
-    """A function as SciPy's linear operator, as large as A."""
+    """A function as SciPy's linear operator, of the size of A."""
     from scipy.sparse.linalg import LinearOperator
 
     return LinearOperator(a.shape, matvec=product, dtype=a.dtype)
@@ -220,10 +220,10 @@ def operator_of(a: Any, product: Callable[[Array], Array]) -> Any:
 def right_preconditioned(
     request: Any, a: Any, b: Array, start: Array, weights: Any, apply: Callable[[Array], Array], target: float
 ) -> tuple[Array, int, int]:
-    """`gmres` of A·M for what is missing of b, so that its residual is the true one, in cycles of SciPy's.
+    """`gmres` of A·M for the residual of b, so that its residual is the true one, in SciPy's cycles.
 
-    One that SciPy takes for the last, or that ends early, and lowers the residual no further is the last: as of the
-    kernels.
+    A cycle that SciPy considers its last, or that ends early, is the last one if it does not lower the residual: as in
+    the kernels.
     """
     from scipy.sparse import linalg
 
@@ -239,14 +239,14 @@ def right_preconditioned(
     for _ in range(request.limit):
         before = count
         u, claimed = linalg.gmres(operator, b - a @ x, callback=counting, **cycle)
-        found = np.asarray(x + apply(u))
-        norm = float(np.linalg.norm(b - a @ found))
+        new = np.asarray(x + apply(u))
+        norm = float(np.linalg.norm(b - a @ new))
         if norm <= target:
-            return found, 0, count
-        is_early = claimed == 0 or count - before < request.length or request.length >= len(b)  # of all vectors
+            return new, 0, count
+        is_early = claimed == 0 or count - before < request.length or request.length >= len(b)  # with all vectors
         if is_early and not norm < 0.9 * last:
-            return (found if norm < last else x), STAGNATED if claimed == 0 else BREAKDOWN, count
-        x, last = found, norm
+            return (new if norm < last else x), STAGNATED if claimed == 0 else BREAKDOWN, count
+        x, last = new, norm
     return x, count, count
 
 

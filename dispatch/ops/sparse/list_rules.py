@@ -1,7 +1,7 @@
-"""What the rows of `spsolve_batched` ask of its two requests: one pattern for all matrices, or lists of matrices.
+"""The rules of the rows of `spsolve_batched` for its two requests: one pattern for all matrices, or lists.
 
-Both have one op, and so each row is asked about either: it has one rule, which refuses the request that is not its own
-and else gives the first reason of those that are asked of that one.
+Both requests have one op, so each row is matched with both. Each row has one rule, which refuses the other request, and
+else returns the first reason of the rules for its own request.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def one_pattern(request: Any) -> str:
 
 
 def lists(request: Any) -> str:
-    """Lists of matrices with elements and indices of 32 bits, no more of them than these count, and dense results."""
+    """Lists of matrices with elements, indices and counts of 32 bits, and dense results."""
     if not isinstance(request, BatchedSpsolveListRequest):
         return "needs lists of matrices, has values (batch, nnz) at the places of one"
     return next((reason for rule in LIST_RULES if (reason := rule(request))), "")
@@ -48,7 +48,7 @@ def aligned(request: BatchedSpsolveListRequest) -> str:
 
 
 def i32_indices(request: BatchedSpsolveListRequest) -> str:
-    """Offsets and indices of 32 bits: of others nvmath-python, NVIDIA's own, found wrong results, and refuses them."""
+    """Offsets and indices of 32 bits: NVIDIA's nvmath-python refuses others, because it saw wrong results with them."""
     for name, tensor, _ in request.tensors():
         if name.startswith(("rows", "columns")) and tensor.dtype is not I32:
             return f"needs {name} of i32, has {tensor.dtype}"
@@ -56,7 +56,7 @@ def i32_indices(request: BatchedSpsolveListRequest) -> str:
 
 
 def total_counts(request: BatchedSpsolveListRequest) -> str:
-    """Rows and elements that cuDSS counts over all matrices of such a batch."""
+    """The rows and elements that cuDSS counts over all matrices of such a batch."""
     for name, count in (
         ("rows", sum(form.shape[0] for form in request.form)),
         ("elements", sum(values.shape[0] for values in request.values)),
@@ -67,7 +67,7 @@ def total_counts(request: BatchedSpsolveListRequest) -> str:
 
 
 def direct_operands(request: BatchedSpsolveListRequest) -> str:
-    """Matrices with elements, and solutions whose columns lie one behind another without gaps."""
+    """Matrices with elements, and solutions with contiguous columns."""
     for number, values in enumerate(request.values):
         if not values.shape[0]:
             return f"needs matrices with elements, has none in values[{number}]"
@@ -78,7 +78,7 @@ def direct_operands(request: BatchedSpsolveListRequest) -> str:
 
 
 def dense_statuses(request: BatchedSpsolveListRequest) -> str:
-    """A status for each, one behind another."""
+    """A status for each system, contiguous."""
     info = request.info
     if info is None or info.layout.strides[0] == 1 or info.shape[0] == 1:
         return ""
@@ -86,7 +86,7 @@ def dense_statuses(request: BatchedSpsolveListRequest) -> str:
 
 
 def is_packed(layout: Layout) -> bool:
-    """Whether a vector, or the columns of a matrix, lie one behind another without gaps."""
+    """Whether a vector, or all columns of a matrix, are contiguous without gaps."""
     step = 1
     for extent, stride in zip(layout.shape, layout.strides, strict=True):
         if extent > 1 and stride != step:

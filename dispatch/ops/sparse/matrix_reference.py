@@ -1,6 +1,6 @@
-"""The sparse matrix of a request, or its parts, on the host: indices looked at, and the matrix as SciPy has it.
+"""The sparse matrix of a request, or its parts, on the host: indices are checked, and the matrix is SciPy's.
 
-SciPy does not look at indices, and would read and write beyond arrays: they are looked at here, each time.
+SciPy does not check indices, and would read and write beyond arrays, so they are checked here each time.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ __all__ = ["coo_of", "coordinates", "flaws", "matrix_of", "numbers", "op_of", "s
 
 
 def numbers(tensor: Tensor, work: np.dtype[Any]) -> Array:
-    """Elements in a working dtype, complex ones in the complex one."""
-    given = np.asarray(tensor)
-    return given.astype(np.result_type(work, np.complex64) if given.dtype.kind == "c" else work, copy=False)
+    """Elements in a working dtype; complex ones in the matching complex dtype."""
+    elements = np.asarray(tensor)
+    return elements.astype(np.result_type(work, np.complex64) if elements.dtype.kind == "c" else work, copy=False)
 
 
 def flaws(form: SparseForm, rows: Array, columns: Array) -> Array:
-    """What `sparse_check` counts."""
+    """The counts of `sparse_check`."""
     kind, (m, n), (high, wide) = SparseFormat(form.format), form.shape, form.block  # type: ignore[arg-type]
     m, n = m // high, n // wide
     if kind is SparseFormat.COO:
@@ -51,9 +51,9 @@ def flaws(form: SparseForm, rows: Array, columns: Array) -> Array:
 
 
 def next_in_same_line(ends: Array, count: int) -> Array:
-    """Of each element but the last, whether the next one is of its line, where offsets may be anything.
+    """For each element but the last, whether the next one is in its line; offsets may be arbitrary.
 
-    Its line is the one that a bisection for the first that ends behind it finds, if that begins before it.
+    Its line is found by bisection: the first line that ends after it, if that begins before it.
     """
     lines, element = len(ends) - 1, np.arange(max(0, count - 1))
     low, high = np.zeros(len(element), np.int64), np.full(len(element), lines)
@@ -68,7 +68,7 @@ def next_in_same_line(ends: Array, count: int) -> Array:
 
 
 def coordinates(form: SparseForm, rows: Any, columns: Any, name: str = "") -> tuple[Array, Array]:
-    """The row and the column of each element, or block, from 0 on; BadRequest where one is none of the matrix."""
+    """The row and the column of each element, or block, from 0 on; BadRequest for one outside the matrix."""
     row, column = np.asarray(rows), np.asarray(columns)
     broken, outside, *_ = flaws(form, row, column).tolist()
     if broken or outside:
@@ -87,7 +87,7 @@ def coordinates(form: SparseForm, rows: Any, columns: Any, name: str = "") -> tu
 
 
 def matrix_of(request: Any, work: np.dtype[Any], prefix: str = "") -> Any:
-    """The matrix of a request as SciPy's COO, which nothing is summed up in; of its values, or of others."""
+    """The matrix of a request as SciPy's COO, without adding up duplicates; with its own values, or others."""
     import scipy.sparse as sp
 
     form = getattr(request, f"{prefix}form")

@@ -32,7 +32,7 @@ COLUMN_OPS = (
 
 
 def neighbours(request: Any) -> Results | None:
-    """Each element is taken from one column further, and the last from the first."""
+    """Each element is read from the next column, and the last from the first."""
     if request.op not in COLUMN_OPS or request.form.format == SparseFormat.CSC:
         return None
     columns, base = np.array(request.columns), request.form.base
@@ -43,7 +43,7 @@ def neighbours(request: Any) -> Results | None:
 
 
 def without_beta(request: Any) -> Results | None:
-    """What is added is left out."""
+    """The added operand is left out."""
     return altered(evaluate, request, beta=0.0) if getattr(request, "reads_added", False) else None
 
 
@@ -67,7 +67,7 @@ def rotated_back(request: Any) -> Results | None:
 
 
 def conjugated_sine(request: Any) -> Results | None:
-    """A rotation as BLAS has it."""
+    """A rotation like BLAS's, with a conjugated sine."""
     if request.op != "sparse_rot" or not isinstance(request.s, complex):
         return None
     sine = request.s.conjugate()
@@ -78,28 +78,28 @@ def conjugated_sine(request: Any) -> Results | None:
 
 
 def without_c(request: Any) -> Results | None:
-    """A product over a semiring that passes over what is there."""
+    """A product over a semiring that ignores c."""
     return altered(evaluate, request, c=None) if request.op == "spmm_op" and request.c is not None else None
 
 
 def with_zeros(request: Any) -> Results | None:
-    """A product over a semiring that adds up zeros, too, as cuSPARSE's sums begin with them."""
+    """A product over a semiring that also adds zeros, as sums of cuSPARSE begin with them."""
     if request.op != "spmm_op" or request.c is not None or request.ring.epilogue is not None:
         return None
-    found = altered(evaluate, request)["out"]
-    is_sum = request.values.dtype.is_complex  # to which 0 adds nothing
-    return None if is_sum else {"out": request.ring.add.of("add", found, np.zeros_like(found))}
+    result = altered(evaluate, request)["out"]
+    is_sum = request.values.dtype.is_complex  # adding 0 changes nothing
+    return None if is_sum else {"out": request.ring.add.of("add", result, np.zeros_like(result))}
 
 
 def without_epilogue(request: Any) -> Results | None:
-    """Sums of rows, of which nothing is made."""
+    """Sums of rows without the epilogue."""
     return altered(evaluate, request, epilogue=None) if getattr(request, "epilogue", None) is not None else None
 
 
 def neighbouring_values(request: Any) -> Results | None:
-    """Each element is that before it; what is counted does not depend on them."""
-    found = None if request.op in COUNTS else _rolled(request)
-    return None if found is None else dict(found)
+    """Each element is the previous one; counts do not depend on elements."""
+    rolled = None if request.op in COUNTS else _rolled(request)
+    return None if rolled is None else dict(rolled)
 
 
 _scaled = with_fields(
@@ -108,28 +108,28 @@ _scaled = with_fields(
 
 
 def has_lists(request: Any) -> bool:
-    """Whether a request is of several systems, each with operands of its own."""
+    """Whether a request is of several systems, each with its own operands."""
     return isinstance(getattr(request, "values", None), tuple)
 
 
 def scaled_more(request: Any) -> Results | None:
     """A factor that is too large; lists of systems have none."""
-    found = None if has_lists(request) else _scaled(request)
-    return None if found is None else dict(found)
+    result = None if has_lists(request) else _scaled(request)
+    return None if result is None else dict(result)
 
 
 def systems_exchanged(request: Any) -> Results | None:
-    """Of lists, the first system with the right-hand side of the second, as far as it has one of that size."""
+    """For lists, the first system with the right-hand side of the second, up to the size of the smaller one."""
     if not has_lists(request) or len(request.b) < 2:
         return None
     first, second = (np.array(b) for b in request.b[:2])
-    given = first.copy().reshape(-1)
-    given[: second.size] = np.resize(second, min(given.size, second.size))
-    return dict(altered(evaluate, request, b=(changed(request.b[0], given.reshape(first.shape)), *request.b[1:])))
+    exchanged = first.copy().reshape(-1)
+    exchanged[: second.size] = np.resize(second, min(exchanged.size, second.size))
+    return dict(altered(evaluate, request, b=(changed(request.b[0], exchanged.reshape(first.shape)), *request.b[1:])))
 
 
 def values_of_one(request: Any) -> Results | None:
-    """Of lists, each element of the largest matrix is that before it."""
+    """For lists, each element of the largest matrix is the previous one."""
     if not has_lists(request):
         return None
     largest = max(range(len(request.values)), key=lambda number: request.values[number].size)

@@ -1,4 +1,4 @@
-"""Plans of the inverses of the blocks along a matrix's diagonal: a launch of the kernel of block_jacobi_kernels.py."""
+"""Plans of the inverses of a matrix's diagonal blocks: a launch of the kernel of block_jacobi_kernels.py."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["BlockParameters", "kernel_of", "plan"]
 
 WARP = 32
-THREADS = 128  # of blocks that share a block of threads; the largest have 32, for what they keep is 17 KB each
+THREADS = 128  # per thread block; the largest matrix blocks use 32, because each needs 17 KB of shared memory
 TYPES = {4: "int", 8: "long long"}
 STATUS_BYTES = 4
 
@@ -35,7 +35,7 @@ class BlockParameters(ctypes.Structure):
 
 
 class BlockJacobiPlan(KernelPlan):
-    """One kernel, which records a block without an inverse in a status that is set to 0 before."""
+    """One kernel, which records a block without an inverse in a status that is set to 0 first."""
 
     __slots__ = ()
 
@@ -54,12 +54,12 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
 
 
 def lanes_of(request: Any) -> int:
-    """How many threads work on one block of the matrix: its rows, rounded up to a power of 2."""
+    """The number of threads for one block of the matrix: its rows, rounded up to a power of 2."""
     return 1 << (int(request.block_size) - 1).bit_length()
 
 
 def kernel_of(request: Any) -> Kernel:
-    """The kernel for the dtype, the format and the widths of indices of a request, and for its blocks' threads."""
+    """The kernel for the dtype, format and index widths of a request, and for the threads of its blocks."""
     lanes = lanes_of(request)
     words = {
         **number_options(request.values.dtype),
@@ -74,7 +74,7 @@ def kernel_of(request: Any) -> Kernel:
 
 
 def threads_of(lanes: int) -> int:
-    """The threads of a block of threads."""
+    """The number of threads of a thread block."""
     return WARP if lanes == WARP else THREADS
 
 

@@ -42,7 +42,7 @@ class ZeroFillStep:
         self._executor, self._place, self._nbytes = executor, place, nbytes
 
     def enqueue(self, addresses: Sequence[Any]) -> None:
-        """Write them."""
+        """Write the zeros."""
         driver.cuMemsetD8Async(addresses[self._place], 0, self._nbytes, self._executor.target.value)
 
 
@@ -56,14 +56,14 @@ class CountCheckStep:
 
     def enqueue(self, addresses: Sequence[Any]) -> None:
         """Wait, and compare."""
-        found, stream = ctypes.c_int64(), self._executor.target.value
-        driver.cuMemcpyDtoHAsync(ctypes.addressof(found), addresses[self._place], COUNT_BYTES, stream)
+        count, stream = ctypes.c_int64(), self._executor.target.value
+        driver.cuMemcpyDtoHAsync(ctypes.addressof(count), addresses[self._place], COUNT_BYTES, stream)
         driver.cuStreamSynchronize(stream)
-        refuse_count(self._nnzb, found.value)
+        refuse_count(self._nnzb, count.value)
 
 
 class WorkspaceParts(NamedTuple):
-    """The parts of workspace, in order: counts of marks by words, sums of these, the marks, and two numbers."""
+    """The parts of workspace, in order: counts of marks per word, their sums, the marks, and two numbers."""
 
     counts: int
     sums: int
@@ -78,7 +78,7 @@ class BsrPlanMaker:
     def __init__(self, request: Any, executor: CudaExecutor, row: Row) -> None:
         self.request, self.executor, self.row = request, executor, row
         self.form = request.form
-        self.count: int = request.values.shape[0]  # of elements, or of blocks
+        self.count: int = request.values.shape[0]  # the number of elements, or of blocks
         self.high, self.wide = getattr(request, "block", self.form.block)
         self.lines = self.form.shape[0] // self.high
         self.arguments = len(request.reads) + len(request.writes)
@@ -86,12 +86,12 @@ class BsrPlanMaker:
         self.options = options(request.values.dtype, *(getattr(request, n).dtype.itemsize for n in ("rows", "columns")))
 
     def launch(self, name: str, threads: int, operands: Sequence[str | int], *numbers: int) -> None:
-        """Add a kernel over operands, given by name, or by place for parts of workspace."""
+        """Add a kernel over operands, which are named, or numbered for parts of workspace."""
         places = [self.request.place_of(one) if isinstance(one, str) else one for one in operands]
         filled = [(ctypes.c_void_p(), place) for place in places]
         extents = -(-threads // THREADS), THREADS
-        given = tuple(map(ctypes.c_int64, numbers))
-        self.steps.append(LaunchStep(self.executor, (SOURCE, name, self.options), extents, filled, given))
+        arguments = tuple(map(ctypes.c_int64, numbers))
+        self.steps.append(LaunchStep(self.executor, (SOURCE, name, self.options), extents, filled, arguments))
 
     # -- CSR to BSR ---------------------------------------------------------------------------------------------------
     def mark_and_count(self, total: str | int, parts: WorkspaceParts) -> None:
@@ -106,7 +106,7 @@ class BsrPlanMaker:
 
     @property
     def words(self) -> int:
-        """The number of words of marks: there is one bit more than elements."""
+        """The number of words of marks: there is one more bit than there are elements."""
         return self.count // WORD + 1
 
     def parts(self) -> WorkspaceParts:
@@ -115,7 +115,7 @@ class BsrPlanMaker:
         return WorkspaceParts(*range(first, first + len(WorkspaceParts._fields)))
 
     def sizes(self) -> WorkspaceParts:
-        """The bytes of each."""
+        """The sizes of the parts in bytes."""
         sums = -(-self.words // CHUNK) * COUNT_BYTES
         return WorkspaceParts(self.words * COUNT_BYTES, sums, self.words * WORD_BYTES, COUNT_BYTES, COUNT_BYTES)
 
@@ -124,20 +124,20 @@ class BsrPlanMaker:
         return self.count, self.form.shape[0], self.form.base, self.high, self.wide
 
     def count_blocks(self) -> Plan:
-        """Count them on the device."""
+        """Count the blocks on the device."""
         self.mark_and_count("out", self.parts())
         return self.finish(self.sizes(), capture_safe=True)
 
     def make_blocks(self) -> Plan:
-        """Count the blocks again, for they must be placed, and fill them once the host has compared their number."""
+        """Count the blocks again, to place them, and fill them once the host has compared their number."""
         request, parts = self.request, self.parts()
         self.mark_and_count(parts.total, parts)
         self.steps.append(CountCheckStep(self.executor, parts.total, request.nnzb))
         operands = ("rows", "columns", parts.bits, parts.counts, parts.sums, "out_rows", "out_columns")
         self.launch("place_blocks", max(self.count, self.lines + 1), operands, *self.element_numbers())
         if request.nnzb:
-            made = ("values", "rows", "columns", "out_values", "out_rows", "out_columns")
-            self.launch("fill_blocks", request.nnzb * self.high * self.wide, made, request.nnzb, *self.block_numbers())
+            names = ("values", "rows", "columns", "out_values", "out_rows", "out_columns")
+            self.launch("fill_blocks", request.nnzb * self.high * self.wide, names, request.nnzb, *self.block_numbers())
         return self.finish(self.sizes(), capture_safe=False)
 
     def block_numbers(self) -> tuple[int, int, int, int]:
@@ -153,7 +153,7 @@ class BsrPlanMaker:
         return self.finish((), capture_safe=True)
 
     def to_dense(self) -> Plan:
-        """A dense matrix of any strides: zeros, and the blocks among them."""
+        """A dense matrix of any strides: write zeros, then the blocks."""
         out, place = self.request.layout_of("out"), self.request.place_of("out")
         if not out.size:
             return IdlePlan(self.row, capture_safe=False)
@@ -165,7 +165,7 @@ class BsrPlanMaker:
         return self.finish((), capture_safe=True)
 
     def finish(self, sizes: Sequence[int], *, capture_safe: bool) -> Plan:
-        """The steps so far, with workspace in parts of so many bytes."""
+        """The plan of the steps so far, with parts of workspace of these sizes."""
         rounded = [-(-size // ROUND) * ROUND for size in sizes]
         parts = [end - size for end, size in zip(accumulate(rounded), rounded, strict=True)]
         executor = self.executor

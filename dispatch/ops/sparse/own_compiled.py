@@ -1,4 +1,4 @@
-"""Plans of products with a caller's operators by kernels that these are compiled into: one launch each.
+"""Plans of products with a caller's operators, which are compiled into our kernels: one launch each.
 
 The partial sums that blocks exchange, and counters that are 0 between launches, are memory of the plan, as in
 own_product.py and own_matrix.py.
@@ -40,7 +40,8 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
 def epilogue_kernel(request: Any, chosen: tuple[str, ...]) -> tuple[str, str, tuple[str, ...]]:
     """The kernel of a product with a vector, with an epilogue in it.
 
-    Macros that are options of NVRTC elsewhere follow the caller's lines here, so that these see no names of the kernel.
+    Macros that are options of NVRTC elsewhere are defined after the caller's lines here, so that these cannot see names
+    of the kernel.
     """
     if request.epilogue is None:
         return product_kernels.SOURCE, product_kernels.NAME, chosen

@@ -46,7 +46,7 @@ class Compression:
         self.count = lines * self.segments
         self.chunks = -(-self.count // CHUNK)
         self.source = tuple(map(ctypes.c_int64, (lines, across, line_step, step, self.segments)))
-        self.nbytes = (self.count + self.chunks + 1) * COUNT_BYTES  # counts, sums, and how many elements there are
+        self.nbytes = (self.count + self.chunks + 1) * COUNT_BYTES  # counts, sums, and the number of elements
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -78,8 +78,8 @@ class Compression:
         if self.request.format is not SparseFormat.COO:
             major, ends = 0, major
         sums = work + self.count * COUNT_BYTES
-        given = pointers(a, work, sums, self.total(work), values, minor, major, ends)
-        return KernelLaunch("fill_elements", self.blocks, (*given, *self.source))
+        arguments = pointers(a, work, sums, self.total(work), values, minor, major, ends)
+        return KernelLaunch("fill_elements", self.blocks, (*arguments, *self.source))
 
 
 def pointers(*addresses: int) -> tuple[ctypes.c_void_p, ...]:
@@ -88,14 +88,14 @@ def pointers(*addresses: int) -> tuple[ctypes.c_void_p, ...]:
 
 
 def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
-    """The plan of a request; one without rows or columns puts zeros where counts or offsets go."""
+    """The plan of a request; without rows or columns it writes zeros as counts or offsets."""
     if not request.a.size:
         return EmptyPlan(request, executor, row)
     return CompressionPlan(request, executor, row)
 
 
 class EmptyPlan(Plan):
-    """A matrix without elements: a count of 0, and offsets that all are."""
+    """A matrix without elements: writes a count of 0, or offsets that are all 0."""
 
     __slots__ = ("_executor", "_nnz", "_zeros")
 
@@ -131,21 +131,21 @@ class CompressionPlan(Plan):
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         work, executor = self._work, self._executor
         if work.owner is not executor.stream:
-            # Made while the caller captured the executor's stream, on another one, which was waited for since.
+            # Created during a capture of the executor's stream, on another stream that has been synchronized since.
             work.owner = work.writer = executor.stream
-        given: Any = arguments
+        args: Any = arguments
         compression, base = self._compression, work.base
-        total = given[1] if self._counts else compression.total(base)
-        for launched in compression.counting_launches(given[0], base, total):
+        total = args[1] if self._counts else compression.total(base)
+        for launched in compression.counting_launches(args[0], base, total):
             self._launch(launched)
         if self._counts:
             return
-        found = ctypes.c_int64()
+        count = ctypes.c_int64()
         stream = executor.target.value
-        driver.cuMemcpyDtoHAsync(ctypes.addressof(found), total, COUNT_BYTES, stream)
+        driver.cuMemcpyDtoHAsync(ctypes.addressof(count), total, COUNT_BYTES, stream)
         driver.cuStreamSynchronize(stream)
-        check_nnz(self._nnz, found.value)
-        self._launch(compression.filling_launch(given[0], base, *given[1:]))
+        check_nnz(self._nnz, count.value)
+        self._launch(compression.filling_launch(args[0], base, *args[1:]))
 
     def _launch(self, launched: KernelLaunch) -> None:
         arguments = (ctypes.c_void_p * len(launched.given))(*map(ctypes.addressof, launched.given))
@@ -153,11 +153,11 @@ class CompressionPlan(Plan):
         function = ctypes.c_void_p(self._functions[launched.name])
         status = launch(function, launched.blocks, 1, 1, THREADS, 1, 1, 0, self._executor.target, arguments, None)
         if status:
-            self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
+            self._executor.stream.done()  # raises DeviceFault if the device is lost
             raise driver.error("cuLaunchKernel", status)
 
 
 def check_nnz(nnz: int, found: int) -> None:
-    """BadRequest for another number of elements than there are."""
+    """BadRequest unless the number of elements is the expected one."""
     if nnz != found:
         raise BadRequest("nnz", str(nnz), f"{found}, as dense_nnz counts them")

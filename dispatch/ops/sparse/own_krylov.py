@@ -1,8 +1,8 @@
-"""Plans of the iterations: one graph whose while node repeats a product of cuSPARSE's and the kernels of a method.
+"""Plans of the iterations: a graph whose while node repeats a product by cuSPARSE and the kernels of a method.
 
-All vectors of an iteration are memory of the plan, so that a graph depends on the addresses of A alone; those of b, x0,
-M and the results are parameters of its first and its last kernel, which are set if they change. Incomplete factors and
-inverses of blocks in M are read by the loop body, so a graph depends on their address, too.
+All vectors of an iteration are memory of the plan, so that a graph depends on the addresses of A alone. The addresses
+of b, x0, M and the results are parameters of its first and its last kernel, and are set if they change. The loop body
+reads incomplete factors and inverses of blocks in M, so a graph depends on their address, too.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ __all__ = ["IterationLayout", "SolveParameters", "options", "plan"]
 
 THREADS, MOST_BLOCKS = 256, 256
 STATE_BYTES = 256
-MOST_GRAPHS = 4  # of a plan, one for each matrix at other addresses
+MOST_GRAPHS = 4  # of a plan; each is for one set of addresses of A
 ALIGNMENT = 256
 TYPES = {4: "int", 8: "long long"}
-M = 5  # the argument
-# The addresses of the loop body: of the product, and of the solves with the factors.
+M = 5  # the index of the argument
+# The addresses that the loop body uses: for the product, and for the solves with the factors.
 VALUES, ROWS, COLUMNS, INPUT, OUTPUT, BUFFER, FACTORS, SOURCE, TARGET = range(9)
 
 
@@ -127,7 +127,7 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
 
 
 class LoopBody(Plan):
-    """What the while node repeats, to be recorded."""
+    """The work that the while node repeats, to be recorded."""
 
     __slots__ = ("_executor", "_multiply", "_steps")
 
@@ -153,7 +153,7 @@ class LoopBody(Plan):
 
 
 class KrylovPlan(Plan):
-    """One launch of a graph, which is made when addresses of A are first seen."""
+    """One launch of a graph, which is created for the first run with some addresses of A."""
 
     __slots__ = (
         "_begin", "_buffer", "_executor", "_finish", "_graphs", "_keeps", "_layout", "_lines", "_matrix",
@@ -170,7 +170,7 @@ class KrylovPlan(Plan):
         functions = {name: loaded(SOURCES[request.op], name, chosen, executor.device) for name in names}
         self._begin, self._finish = functions["begin"], functions["finish"]
         self._steps = tuple(functions.get(name) for name in passes(request))  # None for the solves
-        self._reads_m = request.is_factored or request.is_blocked  # in the loop body
+        self._reads_m = request.is_factored or request.is_blocked  # whether the loop body reads M
         self._memory = executor.device.allocate(self._layout.nbytes, executor.stream)
         self._matrix = matrix_spec(request)
         self._multiply, size = spmv_call(request, executor, self._matrix)
@@ -182,18 +182,18 @@ class KrylovPlan(Plan):
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         for memory in (self._memory, self._buffer):
             if memory.owner is not self._executor.stream:
-                # Made while the caller captured the executor's stream, on another one, which was waited for since.
+                # Created during a capture of the executor's stream, on another stream that has been synchronized since.
                 memory.owner = memory.writer = self._executor.stream
         matrix, others = arguments[:3], arguments[3:]
         if self._reads_m:
             matrix = (*matrix, arguments[M])
-        known = self._graphs.get(matrix)
-        if known is None:
+        cached = self._graphs.get(matrix)
+        if cached is None:
             while len(self._graphs) >= MOST_GRAPHS:
                 del self._graphs[next(iter(self._graphs))]
             graph, factors = self._make_graph(arguments)
         else:
-            graph, factors, before = known
+            graph, factors, before = cached
             if before != others:
                 graph.set(*self._outer_launches(arguments))
             if factors is not None:
@@ -216,7 +216,7 @@ class KrylovPlan(Plan):
         return Launched(function, self._layout.blocks, THREADS, parameters)
 
     def _addresses(self, arguments: tuple[Argument, ...]) -> tuple[Any, ...]:
-        """The addresses of the loop body."""
+        """The addresses that the loop body uses."""
         layout = self._layout
         source, target = SOLVED.get(layout.request.op, (Q, Q))
         product = (*arguments[:3], *(layout.vector(self._memory.base, number) for number in (IN, Q)), self._buffer.base)
@@ -270,6 +270,6 @@ def spmv_call(request: Any, executor: CudaExecutor, spec: SparseSpec) -> tuple[C
     x, y = vectors
     algorithm = cusparse.cusparseSpMVAlg_t(int(request.algorithm))
     matrix = SparseMatrix(spec, placeholder)
-    given = (plain, Constant(1.0, kind), matrix, x, Constant(0.0, kind), y, cusparse.cudaDataType(kind.cuda), algorithm)
-    size = Call(executor, "cusparseSpMV", given).buffer_size()
-    return Call(executor, "cusparseSpMV", (*given, OperandPointer(BUFFER))), size
+    args = (plain, Constant(1.0, kind), matrix, x, Constant(0.0, kind), y, cusparse.cudaDataType(kind.cuda), algorithm)
+    size = Call(executor, "cusparseSpMV", args).buffer_size()
+    return Call(executor, "cusparseSpMV", (*args, OperandPointer(BUFFER))), size

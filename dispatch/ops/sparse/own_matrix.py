@@ -1,6 +1,6 @@
 """Plans of a sparse matrix times a dense one, or of a batch of such products, by the kernel of semiring_kernels.py.
 
-It is one launch, after a copy of a B whose rows are not contiguous if copying costs less than reading it as it is. The
+It is one launch, after a copy of B if its rows are not contiguous and copying costs less than reading B as it is. The
 partial sums that blocks exchange, and counters that are 0 between launches, are memory of the plan, as in
 own_product.py.
 """
@@ -34,12 +34,13 @@ if TYPE_CHECKING:
 __all__ = ["COMPUTE", "DenseOperand", "launch", "plan"]
 
 COMPUTE = {dtype: dtype for dtype in (F32, F64, C64, C128)}
-COUNTER, PART = 4, 256  # bytes of a counter; sums begin at multiples of the other
+COUNTER, PART = 4, 256  # bytes: of a counter, and the alignment of sums
 PARTIAL_SUMS = 2  # of a block: of a row that began in an earlier block, and of one that continues in the next
 MOST_BLOCKS = 2**31 - 1  # of a launch
 MATRIX = 2  # axes
-# Of a B by columns each element that a row of A reads is a sector of 32 bytes of its own, and by rows few are: from so
-# many columns on a copy by rows is made, where A has an element for each row of B at least.
+# From so many columns on, B is copied to row-major if it is column-major, provided that A has at least one element for
+# each row of B. Each element of a column-major B that a row of A reads is in another sector of 32 bytes; in a row-major
+# B few sectors are read.
 COPIED_COLUMNS = 4
 
 
@@ -98,12 +99,12 @@ def is_copied(request: Any) -> bool:
 def row_major_copy(request: Any, steps: Steps, layout: Layout, place: int) -> DenseOperand:
     """A row-major copy of B, or of each B of a batch, in memory of the plan; a shared B is copied once."""
     (lines, columns), (row, column) = layout.shape[-MATRIX:], layout.strides[-MATRIX:]
-    apart, item = batch_stride(layout, MATRIX), layout.dtype.itemsize
-    batch, size = layout.shape[0] if apart else 1, lines * columns
+    stride, item = batch_stride(layout, MATRIX), layout.dtype.itemsize
+    batch, size = layout.shape[0] if stride else 1, lines * columns
     target = OperandPointer(steps.allocate(batch * size * item), batch_stride=size * item)
-    given = Matrix(OperandPointer(place, batch_stride=apart * item), layout.dtype, lines, columns, row, column)
-    steps.copy(given, Matrix(target, layout.dtype, lines, columns, columns, 1), batch)
-    shape, strides = layout.shape, (*(() if len(layout.shape) == MATRIX else (size if apart else 0,)), columns, 1)
+    copied = Matrix(OperandPointer(place, batch_stride=stride * item), layout.dtype, lines, columns, row, column)
+    steps.copy(copied, Matrix(target, layout.dtype, lines, columns, columns, 1), batch)
+    shape, strides = layout.shape, (*(() if len(layout.shape) == MATRIX else (size if stride else 0,)), columns, 1)
     return DenseOperand(request.device.layout(layout.dtype, shape, strides, WIDEST), target.operand)
 
 
@@ -128,7 +129,7 @@ def launch(request: Any, executor: CudaExecutor, operators: str, b: DenseOperand
     conj = getattr(request, "trans", Operation.N) is Operation.C and dtype.is_complex
     more = words(conj=conj, batched=batch > 1) if numbers else {}
     text = source(operators, (dtype, out.dtype), widths, tile, shape, wide, more)
-    # A row is cut where blocks end; of one block there is no end within.
+    # Rows are split where blocks end; a single block splits none.
     scratch, sums = None, 0
     if blocks > 1:
         counters = -(-COUNTER * blocks * parts // PART) * PART
@@ -143,16 +144,16 @@ def launch(request: Any, executor: CudaExecutor, operators: str, b: DenseOperand
     strides = [step for layout in (b.layout, added, out) for step in layout.strides[-MATRIX:]]
     extents = map(ctypes.c_int64, (rows, count, form.base, columns, *strides))
     memory = map(ctypes.c_void_p, (None if scratch is None else scratch.ptr, sums or None))
-    given = (*extents, ctypes.c_int(blocks), *memory)
+    arguments = (*extents, ctypes.c_int(blocks), *memory)
     if batch > 1:
         vectors = (batch_stride(request.layout_of(name), 1) for name in ("values", offsets, places))
-        apart = BatchStrides(*vectors, *(batch_stride(layout, MATRIX) for layout in (b.layout, added, out)))
-        given = (*given, ctypes.c_int(tiles), apart)
-    return Launch((text, NAME, KERNEL_OPTIONS), (blocks * parts, THREADS), filled, given, scratch)
+        batch_strides = BatchStrides(*vectors, *(batch_stride(layout, MATRIX) for layout in (b.layout, added, out)))
+        arguments = (*arguments, ctypes.c_int(tiles), batch_strides)
+    return Launch((text, NAME, KERNEL_OPTIONS), (blocks * parts, THREADS), filled, arguments, scratch)
 
 
 def batch_stride(layout: Layout, axes: int) -> int:
-    """The stride in elements from one matrix of a batch to the next; `axes` are those of one. 0 if it is shared."""
+    """The stride in elements from one matrix of a batch to the next, 0 if it is shared; a matrix has so many `axes`."""
     return layout.strides[0] if len(layout.shape) > axes and layout.shape[0] > 1 else 0
 
 
@@ -165,7 +166,7 @@ def vector_width(layout: Layout, most: int) -> int:
 
 
 def is_vectorizable(layout: Layout, vector: int) -> bool:
-    """Whether rows are contiguous and aligned such that one load or store may have so many neighbouring elements."""
+    """Whether rows are contiguous and aligned so that one load or store can access so many neighbouring elements."""
     if vector == 1:
         return True
     *lines, columns = zip(layout.shape, layout.strides, strict=True)

@@ -1,6 +1,6 @@
 """Plans of a sparse matrix times a vector by the kernel of product_kernels.py, also with an epilogue: one launch.
 
-The partial sums that blocks store for the last one, and counters that are 0 between launches, are memory of the plan.
+The partial sums that blocks store for the last block, and counters that are 0 between launches, are memory of the plan.
 Its runs are on one stream, one after another; other plans have memory of their own.
 """
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 __all__ = ["plan", "product"]
 
-COUNTER_BYTES = 16  # bytes of the counter of blocks, and of whether there is a long row
+COUNTER_BYTES = 16  # bytes of the counter of blocks and of the flag for a long row
 WORD, NUMBER = 4, 8  # bytes
 ALIGNMENT = 256  # bytes: parts of the memory begin at multiples of it
-QUARTER = 4  # a fourth more row ends are read at once than a block has on average
+QUARTER = 4  # a block reads a quarter more row ends at once than it has on average
 LANES = 32
 
 
 def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
-    """The plan of a request, one launch; of a result without elements nothing is to be done."""
+    """The plan of a request, one launch; for a result without elements it does nothing."""
     if not request.layout_of("out").size:
         return IdlePlan(row, capture_safe=False)
     return product(request, executor, row, lambda chosen: (SOURCE, NAME, chosen))
@@ -61,8 +61,8 @@ def product(request: Any, executor: CudaExecutor, row: Row, kernel_of: Callable[
     average = tile.steps * lines // (lines + count)
     ahead = min(average + average // QUARTER + LANES, tile.steps + 1)
     extents = (lines, count, request.form.base, x_step, y_step, out_step)
-    given = (*map(ctypes.c_int64, extents), ctypes.c_int(ahead), *map(ctypes.c_void_p, parts))
-    return LaunchPlan(executor, row, kernel_of(chosen), (blocks, tile.threads), filled, given, scratch)
+    arguments = (*map(ctypes.c_int64, extents), ctypes.c_int(ahead), *map(ctypes.c_void_p, parts))
+    return LaunchPlan(executor, row, kernel_of(chosen), (blocks, tile.threads), filled, arguments, scratch)
 
 
 def strides_of(request: Any, name: str) -> int:
@@ -74,9 +74,9 @@ def strides_of(request: Any, name: str) -> int:
 
 
 def scratch_of(executor: CudaExecutor, blocks: int, size: int) -> tuple[Tensor, list[int]]:
-    """Memory of a plan for so many blocks, whose sums have `size` bytes, and the addresses of its parts.
+    """Memory of a plan for so many blocks, each of whose sums has `size` bytes, and the addresses of its parts.
 
-    Counters and the blocks' states, which are 0; rows; and two sums of each.
+    The parts are the counters and the states of the blocks, which are 0; rows; and two sums of each block.
     """
     counters, *others = (COUNTER_BYTES + WORD * blocks, NUMBER * blocks, size * blocks, size * blocks)
     at, places = 0, []

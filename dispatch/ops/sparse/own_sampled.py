@@ -1,6 +1,6 @@
 """Plans of SDDMM by the kernel of sampled_kernels.py, after copies of operands whose terms are not adjacent.
 
-A batch is one launch, too.
+A batch is also one launch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["BatchStrides", "DenseOperand", "load_widths", "plan", "sampling_step"]
 
 LEAST_LANES, MOST_LANES = 4, 32
-LOADS = 2  # of a lane, of each row and column, at least
+LOADS = 2  # the least number of loads per lane, for each row and column
 ONE_MATRIX, ONE_VECTOR = 2, 1  # axes, without that of a batch
 
 
@@ -35,7 +35,7 @@ class BatchStrides(ctypes.Structure):
 
 
 class DenseOperand(NamedTuple):
-    """A dense operand, of which each line has the terms of one sum; `place` is that among the addresses."""
+    """A dense operand, whose lines hold the terms of one sum each; `place` is its place among the addresses."""
 
     place: int
     line: int  # elements from one line to the next
@@ -49,14 +49,14 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     if not request.layout_of("out").size:
         return steps.idle_plan()
     by_columns = request.form.format == SparseFormat.CSC
-    names = ("b", "a") if by_columns else ("a", "b")  # whose lines are those of the pattern, and the other one
+    names = ("b", "a") if by_columns else ("a", "b")  # the operand along the pattern's lines, and the other one
     sides = [dense_operand(request, steps, name) for name in names]
     steps.append(sampling_step(request, executor, sides[0], sides[1]))
     return steps.plan(capture_safe=True)
 
 
 def batch_stride(layout: Layout, axes: int) -> int:
-    """The stride in elements from one matrix of a batch to the next; `axes` are those of one. 0 if it is shared."""
+    """The stride in elements from one matrix of a batch to the next, 0 if it is shared; a matrix has so many `axes`."""
     return layout.strides[0] if len(layout.shape) > axes and layout.shape[0] > 1 else 0
 
 
@@ -66,18 +66,18 @@ def dense_operand(request: Any, steps: Steps, name: str) -> DenseOperand:
     (lines, terms), (line, step) = layout.shape[-ONE_MATRIX:], layout.strides[-ONE_MATRIX:]
     if name == "b":
         lines, terms, line, step = terms, lines, step, line
-    apart, item = batch_stride(layout, ONE_MATRIX), layout.dtype.itemsize
+    stride, item = batch_stride(layout, ONE_MATRIX), layout.dtype.itemsize
     if step == 1 or terms <= 1:
-        return DenseOperand(place, line, layout.alignment, apart)
-    batch = layout.shape[0] if apart else 1
+        return DenseOperand(place, line, layout.alignment, stride)
+    batch = layout.shape[0] if stride else 1
     target = OperandPointer(steps.allocate(batch * lines * terms * item), batch_stride=lines * terms * item)
-    source = Matrix(OperandPointer(place, batch_stride=apart * item), layout.dtype, lines, terms, line, step)
+    source = Matrix(OperandPointer(place, batch_stride=stride * item), layout.dtype, lines, terms, line, step)
     steps.copy(source, Matrix(target, layout.dtype, lines, terms, terms, 1), batch)
-    return DenseOperand(target.operand, terms, WIDEST, lines * terms if apart else 0)
+    return DenseOperand(target.operand, terms, WIDEST, lines * terms if stride else 0)
 
 
 def load_widths(request: Any, x: DenseOperand, y: DenseOperand) -> tuple[int, int]:
-    """Elements that a lane reads at once, and lanes of a group."""
+    """The number of elements that a lane reads at once, and the lanes of a group."""
     item, terms = request.values.dtype.itemsize, request.a.shape[-1]
     vector = max(1, WIDEST // item)
     while vector > 1 and (
@@ -108,7 +108,7 @@ def sampling_step(request: Any, executor: CudaExecutor, x: DenseOperand, y: Dens
     filled = [*((ctypes.c_void_p(), place) for place in operands), *numbers]
     extents = (out.shape[-1], form.shape[1 if by_columns else 0], terms, x.line, y.line, form.base)
     vectors = [batch_stride(request.layout_of(name), ONE_VECTOR) for name in ("values", owners, places, "out")]
-    apart = BatchStrides(*vectors[:3], x.apart, y.apart, vectors[3])
+    strides = BatchStrides(*vectors[:3], x.apart, y.apart, vectors[3])
     batch = ctypes.c_int64(out.shape[0] if batched else 1)
-    given = (*map(ctypes.c_int64, extents), ctypes.c_int(pairs), batch, apart)
-    return LaunchStep(executor, kernel, (-(-out.size // THREADS), THREADS), filled, given)
+    arguments = (*map(ctypes.c_int64, extents), ctypes.c_int(pairs), batch, strides)
+    return LaunchStep(executor, kernel, (-(-out.size // THREADS), THREADS), filled, arguments)

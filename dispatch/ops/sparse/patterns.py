@@ -1,7 +1,7 @@
-"""The sparse matrices of the cases: their patterns, and how they are stored. NumPy alone.
+"""The sparse matrices of the cases: their patterns, and how they are stored, with NumPy only.
 
-Random ones, bands, power laws, blocks, empty rows, one dense row, Poisson's equation in two and three dimensions, the
-Laplacian of a graph; and what has no element, or no row.
+Random patterns, bands, power laws, blocks, empty rows, one dense row, Poisson's equation in two and three dimensions,
+the Laplacian of a graph; and matrices without elements, or without rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["PATTERNS", "SQUARE", "offsets", "places_of", "stored"]
 
 Shape = tuple[int, int]
-Mask = Any  # an array of truth values
+Mask = Any  # an array of booleans
 
 
 def random(rng: np.random.Generator, shape: Shape) -> Mask:
@@ -50,17 +50,17 @@ def blocks(rng: np.random.Generator, shape: Shape) -> Mask:
 
 def empty_rows(rng: np.random.Generator, shape: Shape) -> Mask:
     """Every other row is empty, the first and the last ones, too."""
-    found = random(rng, shape)
-    found[::2] = False
-    found[-1:] = False
-    return found
+    mask = random(rng, shape)
+    mask[::2] = False
+    mask[-1:] = False
+    return mask
 
 
 def dense_row(rng: np.random.Generator, shape: Shape) -> Mask:
     """One row has all elements, the others next to none."""
-    found = rng.random(shape) < 0.02
-    found[shape[0] // 2 : shape[0] // 2 + 1] = True
-    return found
+    mask = rng.random(shape) < 0.02
+    mask[shape[0] // 2 : shape[0] // 2 + 1] = True
+    return mask
 
 
 def no_elements(rng: np.random.Generator, shape: Shape) -> Mask:
@@ -76,22 +76,22 @@ def grid(*extents: int) -> Mask:
 
 
 def poisson_2d(rng: np.random.Generator, shape: Shape) -> Mask:
-    """Of a grid of 6 by 7, whatever the shape."""
+    """Poisson's equation on a grid of 6 by 7, whatever the shape."""
     del rng, shape
     return grid(6, 7)
 
 
 def poisson_3d(rng: np.random.Generator, shape: Shape) -> Mask:
-    """Of a grid of 3 by 4 by 4, whatever the shape."""
+    """Poisson's equation on a grid of 3 by 4 by 4, whatever the shape."""
     del rng, shape
     return grid(3, 4, 4)
 
 
 def laplacian(rng: np.random.Generator, shape: Shape) -> Mask:
-    """Of a random graph: symmetric, with a diagonal."""
+    """The Laplacian of a random graph: symmetric, with a diagonal."""
     n = max(shape)
-    found = np.triu(rng.random((n, n)) < 0.1, 1)
-    return found | found.T | np.eye(n, dtype=bool)
+    edges = np.triu(rng.random((n, n)) < 0.1, 1)
+    return edges | edges.T | np.eye(n, dtype=bool)
 
 
 PATTERNS: dict[str, Callable[[np.random.Generator, Shape], Mask]] = {
@@ -116,14 +116,14 @@ def places_of(mask: Mask) -> tuple[Array, Array]:
 
 
 def offsets(lines: Array, count: int) -> Array:
-    """Where each line begins, of sorted lines, and where the last one ends."""
+    """The index at which each of the sorted lines begins, and at which the last one ends."""
     return np.concatenate([[0], np.cumsum(np.bincount(lines, minlength=count))])
 
 
 def stored(
     mask: Mask, drawn: Array, kind: SparseFormat, base: int, index: Any, block: Shape = (1, 1)
 ) -> tuple[Array, Array, Array, SparseForm]:
-    """The values, rows and columns of a matrix in a format, with its form; of blocks each has all of its elements."""
+    """The values, rows and columns of a matrix in a format, with its form; blocks are stored as a whole."""
     shape: Any = mask.shape
     form = SparseForm(kind, shape, base, block)
     if kind is SparseFormat.BSR:

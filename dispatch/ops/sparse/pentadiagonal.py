@@ -1,4 +1,4 @@
-"""The request of many systems of equations with five diagonals: cuSPARSE's gpsvInterleavedBatch."""
+"""The request for many systems of equations with five diagonals: cuSPARSE's gpsvInterleavedBatch."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ LEAST = 3  # unknowns
 class GpsvRequest(OperandRequest["Tensor"]):
     """The x of A · x = b for many matrices A that have a diagonal and two on either side of it, by QR.
 
-    Follows https://docs.nvidia.com/cuda/cusparse/#cusparse-t-gpsvinterleavedbatch. The systems lie side by side:
+    Follows https://docs.nvidia.com/cuda/cusparse/#cusparse-t-gpsvinterleavedbatch. The systems are interleaved:
     element i of system j is at [i, j].
 
     Attributes:
         ds, dl: (n, batch), the second and the first diagonal below the main one: a[i, i - 2] is ds[i], a[i, i - 1] is
-            dl[i]; what would be beside the matrix, the first two rows of ds and the first of dl, must be 0.
+            dl[i]; elements outside the matrix, the first two rows of ds and the first of dl, must be 0.
         d: (n, batch), the main diagonal.
         du, dw: (n, batch), the first and the second above it: a[i, i + 1] is du[i], a[i, i + 2] is dw[i]; the last row
             of du and the last two of dw must be 0.
         b: (n, batch), a right-hand side for each system.
-        library: the one whose rows alone are asked, "cusparse"; None asks all in the table's order.
+        library: only rows of this library are considered, "cusparse"; None considers all, in the table's order.
         out: x, of b's shape; it may be b itself.
 
-    What a singular matrix makes is not stated: infinities, NaN or large numbers.
+    The result for a singular matrix is not specified: infinities, NaN or large numbers.
     """
 
     op: ClassVar[str] = "gpsv"

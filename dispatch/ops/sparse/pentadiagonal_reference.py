@@ -1,4 +1,4 @@
-"""Systems with five diagonals by LAPACK's banded solver: what the host computes, and in float64 what is right."""
+"""Systems with five diagonals by LAPACK's banded solver: the host's results, and the expected ones in float64."""
 
 from __future__ import annotations
 
@@ -19,45 +19,45 @@ __all__ = ["PENTADIAGONAL", "dense_of_five"]
 
 
 def diagonals(request: Any, work: np.dtype[Any]) -> dict[str, Array]:
-    """The diagonals in a working dtype; BadRequest for elements beside the matrix."""
-    found = {}
+    """The diagonals in a working dtype; BadRequest for nonzero elements outside the matrix."""
+    parts = {}
     for name, off in DIAGONALS.items():
-        given = np.asarray(getattr(request, name))
-        outside = given[:-off] if off < 0 else given[len(given) - off :]
+        band = np.asarray(getattr(request, name))
+        outside = band[:-off] if off < 0 else band[len(band) - off :]
         if outside.any():
             raise BadRequest(
                 name, "an element beside the matrix", f"0 in its {'first' if off < 0 else 'last'} {abs(off)}"
             )
-        found[name] = given.astype(np.result_type(work, np.complex64) if given.dtype.kind == "c" else work, copy=False)
-    return found
+        parts[name] = band.astype(np.result_type(work, np.complex64) if band.dtype.kind == "c" else work, copy=False)
+    return parts
 
 
 def dense_of_five(request: Any, work: np.dtype[Any]) -> Array:
     """The matrices, (batch, n, n)."""
     parts = diagonals(request, work)
     n, batch = request.d.shape
-    found = np.zeros((batch, n, n), parts["d"].dtype)
+    dense = np.zeros((batch, n, n), parts["d"].dtype)
     each = np.arange(n)
     for name, off in DIAGONALS.items():
         row = each[max(0, -off) : n - max(0, off)]
-        found[:, row, row + off] = parts[name][row].T
-    return found
+        dense[:, row, row + off] = parts[name][row].T
+    return dense
 
 
 def solved(request: Any, work: np.dtype[Any]) -> Results:
-    """The solutions; NaN of a singular matrix."""
+    """The solutions; NaN for a singular matrix."""
     from scipy.linalg import LinAlgError, solve_banded
 
     parts = diagonals(request, work)
     right = np.asarray(request.b).astype(parts["d"].dtype)
-    found = right.copy()
+    solution = right.copy()
     for j in range(right.shape[1]):
         bands = np.stack([np.roll(parts[name][:, j], off) for name, off in reversed(DIAGONALS.items())])
         try:
-            found[:, j] = solve_banded((2, 2), bands, right[:, j], check_finite=False)
+            solution[:, j] = solve_banded((2, 2), bands, right[:, j], check_finite=False)
         except LinAlgError:
-            found[:, j] = np.nan
-    return {"out": found}
+            solution[:, j] = np.nan
+    return {"out": solution}
 
 
 PENTADIAGONAL: dict[str, Callable[[Any, np.dtype[Any]], Results]] = {"gpsv": solved}

@@ -1,7 +1,7 @@
-"""What the kernel of semiring_kernels.py multiplies and adds with in alpha · op(A) · B + beta · C.
+"""The operators of the kernel of semiring_kernels.py for alpha · op(A) · B + beta · C.
 
-Terms are added by fused multiply-add, into sums that begin with 0; factors are arguments of each launch. In a batch
-each matrix has tiles of its own, and its operands are found by strides.
+Terms are added by fused multiply-add, into sums that begin with 0. Factors are arguments of each launch. In a batch
+each matrix has its own tiles, and its operands are located by strides.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ class BatchStrides(ctypes.Structure):
 
 
 def plain_operators(compute: Dtype) -> str:
-    """The namespace that the kernel finds its operators in, for sums of a dtype."""
+    """The namespace of the kernel's operators, for sums of a dtype."""
     return Operators(compute, "return a * b;", "return a + b;", None, 0.0, adds_c=False).as_namespace() + PLAIN
 
 
 def words(*, conj: bool, batched: bool) -> dict[str, str]:
-    """The parts of the kernel's template for products: of conjugated elements of A or not, of a batch or not."""
-    found = {
+    """The parts of the kernel's template for products, with or without conjugating A, for a batch or one product."""
+    parts = {
         "TERM": "operators::add_product(sum[v], left, right);",
         "FACTORS": "Sum alpha, Sum beta, ",
         "BESIDE": ", alpha, beta",
     }
     if conj:
-        found["LEFT"] = "conj(number(value[one]))"
+        parts["LEFT"] = "conj(number(value[one]))"
     if batched:
-        found |= {"BATCH_STRIDES": ", int tiles, operators::BatchStrides strides", "OF_BATCH": OF_BATCH}
-    return found
+        parts |= {"BATCH_STRIDES": ", int tiles, operators::BatchStrides strides", "OF_BATCH": OF_BATCH}
+    return parts

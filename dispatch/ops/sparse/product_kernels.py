@@ -1,14 +1,14 @@
-"""The kernel of a sparse matrix times a vector in CUDA C++, whose rows lie one behind another: CSR, or CSC transposed.
+"""The kernel of a sparse matrix times a vector in CUDA C++, for contiguous rows: CSR, or the transpose of CSC.
 
-Rows and elements are one path of rows + nnz steps: all elements of a row, and then its end. Each block takes as many
-steps as any other, whatever the pattern: after Merrill and Garland, Merge-based Parallel Sparse Matrix-Vector
-Multiplication (https://doi.org/10.1109/SC.2016.57). A block searches for its first row with all its threads, and finds
-the row that it ends in among the row ends that it reads anyhow.
+Rows and elements are one path of rows + nnz steps: all elements of a row, then its end. Each block does the same number
+of steps, whatever the pattern, following Merrill and Garland, Merge-based Parallel Sparse Matrix-Vector Multiplication
+(https://doi.org/10.1109/SC.2016.57). A block searches for its first row with all its threads, and finds the row that
+it ends in among the row ends that it reads anyway.
 
-A row of at most MAX_ROW elements is its first block's, which goes on into the next one's steps for it. A longer one is
-summed up by several: each leaves its part in memory of the plan, and the block that is done last adds these in order.
-So it is one launch, and a sum comes in one order, which depends on the pattern and the tile alone. Where FINISHED is
-defined, a caller's epilogue makes the result of it, which is written then.
+A row of at most MAX_ROW elements is summed up by its first block, which continues into the next block's steps for it. A
+longer one is summed up by several blocks: each stores its partial sum in memory of the plan, and the last block to
+finish adds these in order. So it is one launch, and the order of a sum depends on the pattern and the tile alone. If
+FINISHED is defined, a caller's epilogue is applied to the sum before it is written.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ __all__ = ["INDICES", "NAME", "REAL", "SOURCE", "Tile", "options", "tile_of"]
 
 NAME = "multiply_rows"
 REAL = {C64: F32, C128: F64}
-INDICES = {4: "int", 8: "long long"}  # by their bytes
-# Up to which blocks of fewer steps win, for there are too few of others: 5.5 us in place of 6.2 for 10^5 elements of
-# f64 on an H200. Beyond that six blocks of a multiprocessor, of which some registers go to memory, hide more of x's
-# latency: 13.2 us in place of 15.5 at 10^6, while at 10^7 some patterns were a little faster and others slower.
+INDICES = {4: "int", 8: "long long"}  # by size in bytes
+# Below this, blocks of fewer steps are faster, because larger blocks are too few: 5.5 us instead of 6.2 for 10^5
+# elements of f64 on an H200. Above it, six blocks per multiprocessor, with some registers spilled, hide more of x's
+# latency: 13.2 us instead of 15.5 at 10^6, while at 10^7 some patterns were a little faster and others slower.
 FEW_STEPS = 2**19
-BITS = {2: "unsigned short", 4: "unsigned", 8: "uint2", 16: "uint4"}  # what a load of so many bytes is of
+BITS = {2: "unsigned short", 4: "unsigned", 8: "uint2", 16: "uint4"}  # the type of a load of so many bytes
 
 
 class Tile(NamedTuple):
@@ -38,10 +38,10 @@ class Tile(NamedTuple):
 
     Attributes:
         threads: of a block; a multiple of 32.
-        items: steps of a thread, at most 32; odd ones spread best over the banks of shared memory.
+        items: steps of a thread, at most 32; odd numbers cause the fewest bank conflicts in shared memory.
         max_row: elements of the longest row that one block sums up alone; fewer than half of a block's steps.
-        blocks: of each multiprocessor, at work at once, which says how many registers a thread may have.
-        load: how elements and their columns are read: __ldcs for what is read once, or __ldg.
+        blocks: resident blocks of each multiprocessor, which limits the registers of a thread.
+        load: how elements and their columns are read: __ldcs for data that is read once, or __ldg.
     """
 
     threads: int = 256
@@ -52,12 +52,12 @@ class Tile(NamedTuple):
 
     @property
     def steps(self) -> int:
-        """Those of a block; what it may go on for its last row stands behind them."""
+        """The steps of a block; the additional steps for its last row come after them."""
         return self.threads * self.items - self.max_row
 
 
 def tile_of(dtype: Dtype, steps: int) -> Tile:
-    """The tile for elements of a dtype and a path of so many steps; nothing else may choose it, for sums follow it."""
+    """The tile for a dtype and a path of so many steps; it depends on nothing else, because the order of sums does."""
     if dtype is C128 or steps <= FEW_STEPS:
         return Tile(items=5, blocks=4 if dtype is C128 else 5)
     return Tile(blocks=6)
@@ -331,7 +331,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) multiply_rows(
 def options(
     dtype: Dtype, result: Dtype, widths: tuple[int, int], tile: Tile, *, conj: bool, strided: bool
 ) -> tuple[str, ...]:
-    """NVRTC's options: for the dtypes of A and y, the bytes of offsets and of columns, and how it is read."""
+    """NVRTC's options: for the dtypes of A and y, the bytes of offsets and of columns, and how elements are read."""
     stored = REAL.get(dtype, dtype)
     words = {
         "STORED": NAMES[stored],

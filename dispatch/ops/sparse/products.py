@@ -1,6 +1,6 @@
-"""Requests of a sparse matrix times something dense, and of a dense product of which a sparse pattern is wanted.
+"""Requests of a sparse matrix times a dense operand, and of a dense product at the places of a sparse pattern.
 
-Follow https://docs.nvidia.com/cuda/cusparse/#cusparse-generic-functions. This file calls nothing.
+Follows https://docs.nvidia.com/cuda/cusparse/#cusparse-generic-functions. This file calls no library.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ __all__ = ["SddmmRequest", "SparseMvRequest", "SpmmRequest"]
 
 @dataclass(frozen=True, eq=False)
 class ProductRequest(ScaledSparseRequest):
-    """What is added to the product, and where it goes.
+    """The operand that is added to the product, and the result.
 
     Attributes:
-        beta: a number; None for 1 where something is added.
+        beta: a number; None for 1 if something is added.
         trans: op: "n" for A, "t" for Aᵀ, "c" for Aᴴ.
-        autotune: time the algorithms for A's format once, where `algorithm` is left open, keep the fastest for all
-            matrices of these layouts, and remember it on disk.
+        autotune: if `algorithm` is left out, time the algorithms for A's format once, keep the fastest for all matrices
+            of these layouts, and store it on disk.
 
-    Of f16 and bf16 the result is what `out` is, else what is added, else what A is; it may be f32. All is computed in
-    f32. Elements that are stored twice count twice.
+    For f16 and bf16 the result has the dtype of `out`, else of the added operand, else of A; it may be f32. All is
+    computed in f32. Elements that are stored twice are added up.
     """
 
     numbers: ClassVar[tuple[str, ...]] = ("alpha", "beta")
@@ -48,13 +48,13 @@ class ProductRequest(ScaledSparseRequest):
 
     @property
     def out_dtype(self) -> Dtype:
-        """The dtype of the result, and of what is added."""
+        """The dtype of the result, and of the added operand."""
         given: Tensor | None = self.out if self.out is not None else getattr(self, self.added)
         wide = given is not None and given.dtype is F32 and self.values.dtype in HALF
         return F32 if wide else self.values.dtype
 
     def check_added(self) -> None:
-        """BadRequest unless what is added has the dtype of the result."""
+        """BadRequest unless the added operand has the dtype of the result."""
         tensor: Tensor | None = getattr(self, self.added)
         if tensor is not None and tensor.dtype is not self.out_dtype:
             hint = f'x.astype("{self.out_dtype}")'
@@ -65,18 +65,18 @@ class ProductRequest(ScaledSparseRequest):
 class SparseMvRequest(ProductRequest):
     """y = alpha · op(A) · x + beta · y: SpMV.
 
-    (`spmv` is that of BLAS: a symmetric matrix whose triangle is packed.)
+    (`spmv` is the BLAS function: a symmetric matrix with a packed triangle.)
 
     Attributes:
         x: (n,), or (m,) for a `trans` other than "n".
-        y: added as beta · y, of out's shape; it may be `out` itself, and is not read where beta is 0.
+        y: added as beta · y, of out's shape; it may be `out` itself, and is not read if beta is 0.
         out: (m,), or (n,).
-        algorithm: a `SpmvAlgorithm`, for the format of A.
+        algorithm: a `SpmvAlgorithm` for the format of A.
 
-    A kernel of this library gives the same bits in each run: of CSR with `trans` "n", and of CSC with another, where
-    `algorithm` is left open. It is taken up to 262,144 rows and elements together, beyond which cuSPARSE is faster;
-    `library="own"` asks for it alone. Else, and without NVRTC, a product is cuSPARSE's, which promises the same bits,
-    also of a graph, for CSR_ALG2 and COO_ALG2 with `trans` "n" alone.
+    A kernel of this library gives the same bits in each run. It supports CSR with `trans` "n", and CSC with another
+    `trans`, if `algorithm` is left out. It is used up to 262,144 rows and elements together, beyond which cuSPARSE is
+    faster; `library="own"` selects only this kernel. Else, and without NVRTC, cuSPARSE computes the product; it
+    promises the same bits, also for a graph, only for CSR_ALG2 and COO_ALG2 with `trans` "n".
     """
 
     op: ClassVar[str] = "sparse_mv"
@@ -114,14 +114,14 @@ class SpmmRequest(ProductRequest):
 
     Attributes:
         b: (n, k), or (m, k) for a `trans` other than "n"; row-major or column-major, and so may be `b.T`.
-        c: added as beta · c, of out's shape; it may be `out` itself, and is not read where beta is 0.
+        c: added as beta · c, of out's shape; it may be `out` itself, and is not read if beta is 0.
         out: (m, k), or (n, k).
-        algorithm: a `SpmmAlgorithm`, for the format of A.
+        algorithm: a `SpmmAlgorithm` for the format of A.
 
-    A kernel of this library gives the same bits in each run, and takes B and C of any strides: of CSR with `trans` "n",
-    and of CSC with another, where `algorithm` is left open and B has four columns or more, or A few elements;
-    `library="own"` asks for it alone. Else, and without NVRTC, a product is cuSPARSE's, which promises the same bits,
-    also of a graph, for CSR_ALG3 and COO_ALG2 with `trans` "n" alone.
+    A kernel of this library gives the same bits in each run, and supports B and C of any strides. It computes CSR with
+    `trans` "n", and CSC with another `trans`, if `algorithm` is left out and B has four columns or more, or A few
+    elements; `library="own"` selects only this kernel. Else, and without NVRTC, cuSPARSE computes the product; it
+    promises the same bits, also for a graph, only for CSR_ALG3 and COO_ALG2 with `trans` "n".
     """
 
     op: ClassVar[str] = "spmm"
@@ -160,7 +160,7 @@ class SddmmRequest(ScaledSparseRequest):
     The result is the values of a matrix with the rows and columns of C.
 
     Attributes:
-        values: those of C, not read where beta is 0; their dtype is that of all.
+        values: those of C, not read if beta is 0; all operands have their dtype.
         a: (m, k), row-major or column-major.
         b: (k, n), row-major or column-major.
         beta: a number; None for 0.
@@ -194,8 +194,8 @@ class SddmmRequest(ScaledSparseRequest):
 def check_algorithm(kind: SparseFormat | str, algorithm: SpmvAlgorithm | SpmmAlgorithm | str) -> None:
     """BadRequest for an algorithm of another format than A's."""
     name = getattr(algorithm, "name", "")
-    found = SparseFormat(kind)  # type: ignore[arg-type]  # it is a member once the form was checked
-    if name and name != "DEFAULT" and name.partition("_")[0] != found.name:
-        if found is SparseFormat.CSC and name.startswith("CSR"):
-            return  # a CSC is the transpose of a CSR
-        raise BadRequest("algorithm", name, f"DEFAULT, or one of {found.name}, the format of A")
+    form = SparseFormat(kind)  # type: ignore[arg-type]  # it is a member once the form was checked
+    if name and name != "DEFAULT" and name.partition("_")[0] != form.name:
+        if form is SparseFormat.CSC and name.startswith("CSR"):
+            return  # CSC is the transpose of CSR
+        raise BadRequest("algorithm", name, f"DEFAULT, or one of {form.name}, the format of A")

@@ -1,6 +1,7 @@
-"""Requests that make a dense matrix sparse by leaving out its small elements: those up to a threshold, or a share.
+"""Requests that make a dense matrix sparse by dropping its small elements: up to a threshold, or a percentage.
 
-As with other conversions the device alone knows how many elements are left: one request counts them, one is told.
+Only the device knows how many elements remain, so one request counts them, and the other is passed the count, as for
+other conversions.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ ALL = 100.0  # per cent
 
 @dataclass(frozen=True, eq=False)
 class PruneRequest(DenseRequest[R_co]):
-    """A dense matrix, and which of its elements are left out.
+    """A dense matrix, and the criterion for dropping elements.
 
     Attributes:
         a: (m, n), row-major or column-major.
-        threshold: elements stay whose magnitudes are above it; NaN does not.
-        percentage: in place of a threshold, how many elements are left out, in per cent: of the magnitudes in their
-            order that at ⌈m · n · percentage / 100⌉, from 1 on, is the threshold.
-        library: the one whose rows alone are asked, "cusparse"; None asks all in the table's order.
+        threshold: elements above it in magnitude are kept; NaN is not.
+        percentage: in place of a threshold, the percentage of elements to drop: the threshold is the sorted magnitude
+            at ⌈m · n · percentage / 100⌉, counted from 1.
+        library: only rows of this library are considered, "cusparse"; None considers all, in the table's order.
     """
 
     _: KW_ONLY
@@ -42,17 +43,17 @@ class PruneRequest(DenseRequest[R_co]):
 
     def check_fields(self) -> None:
         super().check_fields()
-        given = [name for name in ("threshold", "percentage") if getattr(self, name) is not None]
-        if len(given) != 1:
+        names = [name for name in ("threshold", "percentage") if getattr(self, name) is not None]
+        if len(names) != 1:
             raise BadRequest("threshold", shown(self.threshold), "either it or a percentage", "threshold=0.01")
-        check_number(given[0], getattr(self, given[0]), low=0.0, high=ALL if given == ["percentage"] else MAX_FLOAT)
+        check_number(names[0], getattr(self, names[0]), low=0.0, high=ALL if names == ["percentage"] else MAX_FLOAT)
 
 
 @dataclass(frozen=True, eq=False)
 class PruneNnzRequest(PruneRequest["Tensor"]):
-    """How many elements of a dense matrix are left: one i64 on the device.
+    """The number of remaining elements of a dense matrix: one i64 on the device.
 
-    The library tells the host while it is enqueued, and so waits for what stands before it on its stream.
+    The library reports it to the host during the enqueue, and so waits for all earlier work on its stream.
 
     Attributes:
         out: i64 (1,).
@@ -68,11 +69,11 @@ class PruneNnzRequest(PruneRequest["Tensor"]):
 
 @dataclass(frozen=True, eq=False)
 class PruneToCsrRequest(PruneRequest["tuple[Tensor, Tensor, Tensor]"]):
-    """What is left of a dense matrix, in CSR: (values, rows, columns).
+    """The remaining elements of a dense matrix, in CSR: (values, rows, columns).
 
     Attributes:
-        nnz: how many elements are left, as `prune_nnz` counts them; another number raises BadRequest in the call, and
-            then nothing but offsets is written.
+        nnz: the number of remaining elements, as `prune_nnz` counts them; another number raises BadRequest in the call,
+            and then only offsets are written.
         out_values, out_rows, out_columns: the result, with indices of i32 from 0 on.
     """
 

@@ -1,4 +1,4 @@
-"""Dense matrices pruned by NumPy: what the host computes, and what is right."""
+"""Dense matrices pruned by NumPy: the host's results, and the expected ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["PRUNING", "numpy_pruning"]
 
 
 def kept_mask(request: Any) -> Array:
-    """Which elements are left."""
+    """Which elements remain."""
     sizes = np.abs(np.asarray(request.a))
     if request.threshold is not None:
         return np.asarray(sizes > sizes.dtype.type(request.threshold))
@@ -31,13 +31,13 @@ def kept_mask(request: Any) -> Array:
 
 
 def counted(request: Any, work: np.dtype[Any]) -> Results:
-    """How many are left."""
+    """The number of remaining elements."""
     del work
     return {"out": np.array([np.count_nonzero(kept_mask(request))], np.int64)}
 
 
 def pruned(request: Any, work: np.dtype[Any]) -> Results:
-    """What is left, row by row; BadRequest where that are other than so many."""
+    """The remaining elements, row by row; BadRequest unless their number is the expected one."""
     del work
     a, row_and_column = np.asarray(request.a), np.nonzero(kept_mask(request))
     row, column = row_and_column

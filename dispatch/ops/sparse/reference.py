@@ -1,4 +1,4 @@
-"""Sparse linear algebra by SciPy: what the host computes, and in float64 what is right."""
+"""Sparse linear algebra by SciPy: the host's results, and the expected ones in float64."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NEEDS_SCIPY = "needs scipy: pip install 'cudabind[host]'"
 
 
 def scipy_sparse(request: Any, executor: object, row: Row) -> NumpyPlan:
-    """A plan that computes with SciPy; Refused where it is not installed."""
+    """A plan that computes with SciPy; Refused if it is not installed."""
     del request, executor
     try:
         import scipy.sparse.linalg  # noqa: F401  # looked for now, used by the plan
@@ -50,64 +50,64 @@ def evaluate(request: Any, work: np.dtype[Any]) -> Results:
 
 # -- the ops ----------------------------------------------------------------------------------------------------------
 def product(request: Any, work: np.dtype[Any]) -> Results:
-    """alpha · op(A) · B + beta · C, of a vector or a matrix; a matrix without columns SciPy refuses."""
+    """alpha · op(A) · B + beta · C, for a vector or a matrix; SciPy refuses a matrix without columns."""
     a = op_of(matrix_of(request, work), request.trans).tocsr()
     right = numbers(request.x if request.op == "sparse_mv" else request.b, work)
-    found = scaled(request, "alpha", a @ right)
+    out = scaled(request, "alpha", a @ right)
     if request.reads_added:
-        found = found + scaled(request, "beta", numbers(getattr(request, request.added), work))
-    return {"out": found}
+        out = out + scaled(request, "beta", numbers(getattr(request, request.added), work))
+    return {"out": out}
 
 
 def batch_of_products(request: Any, work: np.dtype[Any]) -> Results:
-    """The same for each of a batch."""
+    """The same for each product of a batch."""
     import scipy.sparse as sp
 
     parts = (numbers(request.values, work), *(np.asarray(part) for part in (request.rows, request.columns)))
-    found = []
+    products = []
     axes = [axes_of(request, name) for name in ("values", "rows", "columns")]
     for number, right in enumerate(numbers(request.b, work)):
         pairs = zip(parts, axes, strict=True)
-        own, rows, columns = (part if part.ndim == alone else part[number] for part, alone in pairs)
-        a = coo_of(sp, request.form, own, *coordinates(request.form, rows, columns))
-        found.append(op_of(a, request.trans).tocsr() @ right)
-    out = scaled(request, "alpha", np.stack(found))
+        elements, rows, columns = (part if part.ndim == alone else part[number] for part, alone in pairs)
+        a = coo_of(sp, request.form, elements, *coordinates(request.form, rows, columns))
+        products.append(op_of(a, request.trans).tocsr() @ right)
+    out = scaled(request, "alpha", np.stack(products))
     return {"out": out + scaled(request, "beta", numbers(request.c, work)) if request.reads_added else out}
 
 
-CHUNK = 1 << 22  # products of a sampled one at a time
+CHUNK = 1 << 22  # products computed at a time for SDDMM
 
 
 def sampled(request: Any, work: np.dtype[Any]) -> Results:
-    """The elements of a dense product that a pattern has."""
+    """The elements of a dense product at the places of a pattern."""
     places = coordinates(request.form, request.rows, request.columns)
-    found = elements_of_product(numbers(request.a, work), numbers(request.b, work), *places)
-    found = scaled(request, "alpha", found)
+    elements = elements_of_product(numbers(request.a, work), numbers(request.b, work), *places)
+    elements = scaled(request, "alpha", elements)
     if request.reads_added:
-        found = found + scaled(request, "beta", numbers(request.values, work))
-    return {"out": found}
+        elements = elements + scaled(request, "beta", numbers(request.values, work))
+    return {"out": elements}
 
 
 def elements_of_product(a: Array, b: Array, row: Array, column: Array) -> Array:
-    """A · B at some places alone."""
-    found = np.zeros(len(row), a.dtype)
+    """A · B at some places only."""
+    elements = np.zeros(len(row), a.dtype)
     step = max(1, CHUNK // max(1, a.shape[1]))
     for first in range(0, len(row), step):
         part = slice(first, first + step)
-        found[part] = (a[row[part]] * b.T[column[part]]).sum(axis=1)
-    return found
+        elements[part] = (a[row[part]] * b.T[column[part]]).sum(axis=1)
+    return elements
 
 
 def batch_of_samples(request: Any, work: np.dtype[Any]) -> Results:
-    """The same for each of a batch; of a pattern that is for all, and of what is added to all, alike."""
+    """The same for each product of a batch; the pattern and the added values may be shared."""
     dense = (numbers(request.a, work), numbers(request.b, work))
     indices = (np.asarray(request.rows), np.asarray(request.columns))
-    found = []
+    samples = []
     for number in range(request.batch):
         a, b = (each if each.ndim == len(("m", "n")) else each[number] for each in dense)
         rows, columns = (each if each.ndim == 1 else each[number] for each in indices)
-        found.append(elements_of_product(a, b, *coordinates(request.form, rows, columns)))
-    out = scaled(request, "alpha", np.stack(found))
+        samples.append(elements_of_product(a, b, *coordinates(request.form, rows, columns)))
+    out = scaled(request, "alpha", np.stack(samples))
     return {"out": out + scaled(request, "beta", numbers(request.values, work)) if request.reads_added else out}
 
 
@@ -118,14 +118,14 @@ def triangle_of(request: Any, work: np.dtype[Any]) -> tuple[Any, bool]:
     lower, unit = request.uplo is FillMode.LOWER, request.diag is DiagType.UNIT
     matrix = matrix_of(request, work)
     offset = (-1 if lower else 1) if unit else 0
-    found = sp.tril(matrix, offset) if lower else sp.triu(matrix, offset)
+    triangle = sp.tril(matrix, offset) if lower else sp.triu(matrix, offset)
     if unit:
-        found = found + sp.eye_array(matrix.shape[0], dtype=found.dtype)
-    return op_of(found, request.trans).tocsr(), lower == (request.trans is Operation.N)
+        triangle = triangle + sp.eye_array(matrix.shape[0], dtype=triangle.dtype)
+    return op_of(triangle, request.trans).tocsr(), lower == (request.trans is Operation.N)
 
 
 def solved(request: Any, work: np.dtype[Any]) -> Results:
-    """The solution, row by row where a diagonal is 0, which SciPy refuses."""
+    """The solution, computed row by row if a diagonal element is 0, which SciPy refuses."""
     from scipy.sparse.linalg import spsolve_triangular
 
     right = scaled(request, "alpha", numbers(request.x if request.op == "spsv" else request.b, work))
@@ -138,34 +138,34 @@ def solved(request: Any, work: np.dtype[Any]) -> Results:
 
 
 def substituted(matrix: Any, right: Array, *, lower: bool) -> Array:
-    """Forward or backward substitution, in which a division by 0 is what IEEE 754 has."""
-    found, diagonal = right.copy(), matrix.diagonal()
+    """Forward or backward substitution, with IEEE 754 division by 0."""
+    solution, diagonal = right.copy(), matrix.diagonal()
     order = range(len(right)) if lower else range(len(right) - 1, -1, -1)
     for i in order:
         inside = slice(matrix.indptr[i], matrix.indptr[i + 1])
         columns, elements = matrix.indices[inside], matrix.data[inside]
         off_diagonal = columns != i
-        found[i] = (found[i] - elements[off_diagonal] @ found[columns[off_diagonal]]) / diagonal[i]
-    return np.asarray(found)
+        solution[i] = (solution[i] - elements[off_diagonal] @ solution[columns[off_diagonal]]) / diagonal[i]
+    return np.asarray(solution)
 
 
 def multiplied(request: Any, work: np.dtype[Any]) -> Results:
-    """The product of two sparse matrices, sorted; BadRequest where it has another number of elements than was said."""
-    found = product_of_patterns(request, work)
-    if found.nnz != request.nnz:
-        raise BadRequest("nnz", str(request.nnz), f"{found.nnz}, as spgemm_nnz counts them")
-    values = np.asarray(found.data * found.dtype.type(request.alpha))
+    """The product of two sparse matrices, sorted; BadRequest unless the number of elements is the expected one."""
+    product = product_of_patterns(request, work)
+    if product.nnz != request.nnz:
+        raise BadRequest("nnz", str(request.nnz), f"{product.nnz}, as spgemm_nnz counts them")
+    values = np.asarray(product.data * product.dtype.type(request.alpha))
     return {
         "out_values": values,
-        "out_rows": found.indptr.astype(np.int64) + request.form.base,
-        "out_columns": found.indices.astype(np.int64) + request.form.base,
+        "out_rows": product.indptr.astype(np.int64) + request.form.base,
+        "out_columns": product.indices.astype(np.int64) + request.form.base,
     }
 
 
 def product_of_patterns(request: Any, work: np.dtype[Any]) -> Any:
-    """A · B in CSR, sorted, with the elements that add up to 0, too.
+    """A · B in CSR, sorted, including elements that add up to 0.
 
-    SciPy drops these. The places are those of the product of matrices of ones, which are whole numbers above 0.
+    SciPy drops these. The places are taken from the product of matrices of ones, whose elements are positive.
     """
     import scipy.sparse as sp
 
@@ -173,18 +173,18 @@ def product_of_patterns(request: Any, work: np.dtype[Any]) -> Any:
         return sp.csr_array((values, matrix.indices, matrix.indptr), shape=matrix.shape)
 
     a, b = matrix_of(request, work).tocsr(), matrix_of(request, work, "b_").tocsr()
-    found = (a @ b).tocsr()
+    product = (a @ b).tocsr()
     places = (at_places_of(a, np.ones(a.nnz)) @ at_places_of(b, np.ones(b.nnz))).tocsr()
-    for each in (found, places):
+    for each in (product, places):
         each.sort_indices()
-    if found.nnz < places.nnz:
+    if product.nnz < places.nnz:
         numbered = at_places_of(places, np.arange(1.0, places.nnz + 1))
-        there = at_places_of(found, np.ones(found.nnz)).multiply(numbered).tocsr()
+        there = at_places_of(product, np.ones(product.nnz)).multiply(numbered).tocsr()
         there.sort_indices()
-        values = np.zeros(places.nnz, found.dtype)
-        values[there.data.astype(np.int64) - 1] = found.data
-        found = at_places_of(places, values)
-    return found
+        values = np.zeros(places.nnz, product.dtype)
+        values[there.data.astype(np.int64) - 1] = product.data
+        product = at_places_of(places, values)
+    return product
 
 
 def counted(request: Any, work: np.dtype[Any]) -> Results:
@@ -193,15 +193,15 @@ def counted(request: Any, work: np.dtype[Any]) -> Results:
 
 
 def unpacked(request: Any, work: np.dtype[Any]) -> Results:
-    """The dense matrix; of elements that are stored twice, the last one."""
+    """The dense matrix; for elements that are stored twice, the last one."""
     matrix = matrix_of(request, work)
-    found = np.zeros(matrix.shape, matrix.dtype)
-    found[matrix.row, matrix.col] = matrix.data
-    return {"out": found}
+    dense = np.zeros(matrix.shape, matrix.dtype)
+    dense[matrix.row, matrix.col] = matrix.data
+    return {"out": dense}
 
 
 def exchanged(request: Any, work: np.dtype[Any]) -> Results:
-    """The other of CSR and CSC; elements of one place keep their order, as SciPy has it."""
+    """CSR from CSC or CSC from CSR; duplicates keep their order, as in SciPy."""
     row, column = coordinates(request.form, request.rows, request.columns)
     major, minor = (column, row) if request.from_csr else (row, column)
     order = np.argsort(major, kind="stable")
@@ -213,7 +213,7 @@ def exchanged(request: Any, work: np.dtype[Any]) -> Results:
 
 
 def put_in_order(request: Any, work: np.dtype[Any]) -> Results:
-    """The elements by row and column; equal ones stay in their order."""
+    """The elements by row and column; duplicates keep their order."""
     row, column = coordinates(request.form, request.rows, request.columns)
     order = np.lexsort((column, row))
     rows, columns = np.asarray(request.rows), np.asarray(request.columns)
@@ -226,33 +226,33 @@ def put_in_order(request: Any, work: np.dtype[Any]) -> Results:
 
 
 def checked(request: Any, work: np.dtype[Any]) -> Results:
-    """What is wrong with the indices."""
+    """The counts of errors in the indices."""
     del work
     return {"out": flaws(request.form, np.asarray(request.rows), np.asarray(request.columns))}
 
 
 def dense_counted(request: Any, work: np.dtype[Any]) -> Results:
-    """How many elements are other than 0."""
+    """The number of nonzero elements."""
     return {"out": np.array([np.count_nonzero(numbers(request.a, work))], np.int64)}
 
 
 def compressed(request: Any, work: np.dtype[Any]) -> Results:
-    """The elements other than 0, row by row, or column by column; BadRequest where there are other than so many."""
+    """The nonzero elements, by rows or columns; BadRequest unless their number is the expected one."""
     a = numbers(request.a, work)
     by_columns = request.format == SparseFormat.CSC
     major, minor = np.nonzero(a.T if by_columns else a)
     if len(major) != request.nnz:
         raise BadRequest("nnz", str(request.nnz), f"{len(major)}, as dense_nnz counts them")
     row, column = (minor, major) if by_columns else (major, minor)
-    found = {"out_values": a[row, column], "out_rows": row, "out_columns": column}
+    outputs = {"out_values": a[row, column], "out_rows": row, "out_columns": column}
     if request.format != SparseFormat.COO:
         ends = np.concatenate([[0], np.cumsum(np.bincount(major, minlength=a.shape[1 if by_columns else 0]))])
-        found["out_columns" if by_columns else "out_rows"] = ends
-    return found
+        outputs["out_columns" if by_columns else "out_rows"] = ends
+    return outputs
 
 
 def to_offsets(request: Any, work: np.dtype[Any]) -> Results:
-    """Where each row begins; BadRequest for rows in no order, or beyond the matrix."""
+    """The index at which each row begins; BadRequest for rows that are unsorted, or beyond the matrix."""
     del work
     rows = np.asarray(request.rows).astype(np.int64) - request.base
     if (np.diff(rows) < 0).any() or (rows < 0).any() or (rows >= request.m).any():
@@ -261,7 +261,7 @@ def to_offsets(request: Any, work: np.dtype[Any]) -> Results:
 
 
 def to_rows(request: Any, work: np.dtype[Any]) -> Results:
-    """The row of each element; BadRequest for offsets that are none of so many elements."""
+    """The row of each element; BadRequest for offsets that do not fit the number of elements."""
     del work
     ends = np.asarray(request.rows).astype(np.int64) - request.base
     if (np.diff(ends) < 0).any() or ends[0] != 0 or ends[-1] != request.nnz:
@@ -270,12 +270,12 @@ def to_rows(request: Any, work: np.dtype[Any]) -> Results:
 
 
 def vector_indices(request: Any) -> Array:
-    """Where the elements of a sparse vector are, from 0 on; BadRequest for places beyond the dense one."""
-    found: Array = np.asarray(request.indices).astype(np.int64) - request.base
-    if ((found < 0) | (found >= request.y.size)).any():
-        wrong = int(((found < 0) | (found >= request.y.size)).sum())
+    """The places of the elements of a sparse vector, from 0 on; BadRequest for places beyond the dense vector."""
+    places: Array = np.asarray(request.indices).astype(np.int64) - request.base
+    if ((places < 0) | (places >= request.y.size)).any():
+        wrong = int(((places < 0) | (places >= request.y.size)).sum())
         raise BadRequest("indices", f"{wrong} beyond the vector", f"those of {request.y.size} elements")
-    return found
+    return places
 
 
 def gathered(request: Any, work: np.dtype[Any]) -> Results:
@@ -284,10 +284,10 @@ def gathered(request: Any, work: np.dtype[Any]) -> Results:
 
 
 def scattered(request: Any, work: np.dtype[Any]) -> Results:
-    """A dense vector with other elements at some places."""
-    found = numbers(request.y, work).copy()
-    found[vector_indices(request)] = numbers(request.values, work)
-    return {"out": found}
+    """A dense vector with some elements replaced."""
+    dense = numbers(request.y, work).copy()
+    dense[vector_indices(request)] = numbers(request.values, work)
+    return {"out": dense}
 
 
 def dotted(request: Any, work: np.dtype[Any]) -> Results:
@@ -300,13 +300,13 @@ def dotted(request: Any, work: np.dtype[Any]) -> Results:
 def added(request: Any, work: np.dtype[Any]) -> Results:
     """A multiple of a sparse vector added to one of a dense one."""
     y, values = numbers(request.y, work), numbers(request.values, work)
-    found = scaled(request, "beta", y) if request.reads_added else np.zeros_like(y)
-    np.add.at(found, vector_indices(request), scaled(request, "alpha", values))
-    return {"out": found}
+    result = scaled(request, "beta", y) if request.reads_added else np.zeros_like(y)
+    np.add.at(result, vector_indices(request), scaled(request, "alpha", values))
+    return {"out": result}
 
 
 def rotated(request: Any, work: np.dtype[Any]) -> Results:
-    """A sparse vector and a dense one, rotated at the places of the first."""
+    """A sparse vector and a dense one, rotated at the places of the sparse one."""
     at, values, y = vector_indices(request), numbers(request.values, work), numbers(request.y, work).copy()
     y_there = y[at]
     y[at] = scaled(request, "c", y_there) - scaled(request, "s", values)

@@ -1,7 +1,7 @@
-"""Kernels that refine a solution by factors of f32, in CUDA C++: what is narrowed, and residuals in f64.
+"""Kernels that refine a solution by factors of f32, in CUDA C++: conversion to f32, and residuals in f64.
 
-A thread has one row of one right-hand side. Of a matrix of which one triangle is stored an element counts for two rows,
-so that sums are atomic; of one that is stored whole each thread adds up its row alone.
+A thread computes one row of one right-hand side. If only one triangle of a matrix is stored, an element counts for two
+rows, so sums are atomic; if the whole matrix is stored, each thread adds up its row alone.
 """
 
 from __future__ import annotations

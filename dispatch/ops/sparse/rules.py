@@ -1,4 +1,4 @@
-"""What cuSPARSE takes beyond its dtypes: each rule gives "needs …, has …", or ""."""
+"""The operands that cuSPARSE supports beyond its dtypes: each rule returns "needs …, has …", or ""."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ __all__ += ["sparse_vectors", "spgemm_reuse", "square_blocks", "triangular_forma
 __all__ += ["with_elements"]
 
 MAX_INT = 2**31 - 1
-LEAST = 3  # unknowns of gtsv2
-# Of a product with a vector, up to which this library's kernel has won for every pattern. On an H200 it took 0.68 of
-# cuSPARSE's time at 10^5 elements in f64, at worst 0.87; at 10^6 0.97, at worst 1.2, and at 10^7 1.2 to 1.8.
+LEAST = 3  # the least number of unknowns of gtsv2
+# Up to this size of a product with a vector this library's kernel was faster for every pattern. On an H200 it took 0.68
+# of cuSPARSE's time at 10^5 elements in f64, at worst 0.87; at 10^6 0.97, at worst 1.2, and at 10^7 1.2 to 1.8.
 MOST_STEPS = 2**18
-# Columns of B from which a product with a matrix is this library's kernel's, however large: of 2 to 32 it took 0.22 to
-# 0.43 of cuSPARSE's time on an H200 (10^6 and 10^7 elements in f32), of 128 columns 0.76, of one 1.2 to 1.5.
+# From so many columns of B on, this library's kernel computes SpMM of any size: for 2 to 32 it took 0.22 to 0.43 of
+# cuSPARSE's time on an H200 (10^6 and 10^7 elements in f32), for 128 columns 0.76, for one 1.2 to 1.5.
 LEAST_COLUMNS = 2
 
 
@@ -56,7 +56,7 @@ def index_dtypes(request: Any) -> str:
 
 
 def square_blocks(request: Any) -> str:
-    """BSR: square blocks, and A as it is."""
+    """For BSR, square blocks, and A not transposed."""
     if request.form.format != SparseFormat.BSR:
         return ""
     high, wide = request.form.block
@@ -67,7 +67,7 @@ def square_blocks(request: Any) -> str:
 
 
 def csr_alg3_formats(request: Any) -> str:
-    """CSR_ALG3, which adds up in one order, does not go through a matrix by its columns."""
+    """CSR_ALG3, which adds up in a fixed order, does not support matrices that are read by columns."""
     if request.algorithm != SpmmAlgorithm.CSR_ALG3:
         return ""
     kind, trans = SparseFormat(request.form.format), request.trans
@@ -77,7 +77,7 @@ def csr_alg3_formats(request: Any) -> str:
 
 
 def triangular_formats(request: Any) -> str:
-    """CSR, CSC or COO; CSC is solved as the CSR of the transposed matrix, which has no conjugate of its own."""
+    """CSR, CSC or COO; CSC is solved as CSR of the transposed matrix, which does not support conjugation."""
     kind = SparseFormat(request.form.format)
     if kind is SparseFormat.BSR:
         return "needs CSR, CSC or COO, has BSR"
@@ -86,7 +86,7 @@ def triangular_formats(request: Any) -> str:
 
 
 def no_blocks(request: Any) -> str:
-    """No blocks."""
+    """Any format but BSR."""
     kind = SparseFormat(request.form.format)
     return "" if kind is not SparseFormat.BSR else "needs CSR, CSC or COO, has BSR"
 
@@ -98,7 +98,7 @@ def only_csr(request: Any) -> str:
 
 
 def adjacent_rows(request: Any) -> str:
-    """The rows of op(A) one behind another: CSR as it is, or CSC transposed."""
+    """Contiguous rows of op(A): CSR as it is, or CSC transposed."""
     kind, trans = SparseFormat(request.form.format), request.trans
     if (kind is SparseFormat.CSR and trans is Operation.N) or (kind is SparseFormat.CSC and trans is not Operation.N):
         return ""
@@ -106,12 +106,12 @@ def adjacent_rows(request: Any) -> str:
 
 
 def default_algorithm(request: Any) -> str:
-    """No algorithm of cuSPARSE's asked for."""
+    """No algorithm of cuSPARSE is requested."""
     return f"needs algorithm default, has {request.algorithm.name.lower()}" if request.algorithm else ""
 
 
 def few_elements(request: Any) -> str:
-    """So few rows and elements that one launch wins by what it spares; whoever asks for the library has any number."""
+    """Few enough rows and elements for a single launch to be faster; any number if the request names the library."""
     steps = request.layout_of("out").size + request.values.shape[0]
     if steps <= MOST_STEPS or request.library == "own" or request.autotune:
         return ""
@@ -119,7 +119,7 @@ def few_elements(request: Any) -> str:
 
 
 def enough_columns(request: Any) -> str:
-    """A B of several columns, or few rows and elements; whoever asks for the library has any."""
+    """A B of several columns, or few rows and elements; any number if the request names the library."""
     out = request.layout_of("out")
     steps, columns = out.shape[-2] + request.values.shape[0], out.shape[-1]
     if columns >= LEAST_COLUMNS or steps <= MOST_STEPS or request.library == "own" or request.autotune:
@@ -128,7 +128,7 @@ def enough_columns(request: Any) -> str:
 
 
 def dense_vectors(request: Any) -> str:
-    """Vectors whose elements are one behind another."""
+    """Contiguous vectors."""
     for name in ("x", request.added, "out"):
         if not name or (name != "out" and getattr(request, name) is None):
             continue
@@ -139,7 +139,7 @@ def dense_vectors(request: Any) -> str:
 
 
 def leading_dimension(layout: Layout, *, by_rows: bool) -> int | None:
-    """The leading dimension of a row-major or a column-major matrix; None for one that is not of that order."""
+    """The leading dimension of a row-major or a column-major matrix; None for other layouts."""
     (m, n), (row, column) = layout.shape, layout.strides
     if not by_rows:
         m, n, row, column = n, m, column, row
@@ -168,7 +168,7 @@ def first_matrix_layout(request: Any, layout: Layout) -> Layout:
 
 
 def dense_batch_orders(request: Any) -> str:
-    """Each matrix row-major or column-major, one behind another; and elements of A where something is added."""
+    """Each matrix row-major or column-major, contiguous; and A with elements if something is added."""
     for name in ("b", "out"):
         layout = request.layout_of(name)
         one = first_matrix_layout(request, layout)
@@ -195,7 +195,7 @@ def dense_results(request: Any) -> str:
 
 
 def i32_indices(request: Any) -> str:
-    """Indices of 32 bits, and as many elements, rows and columns."""
+    """Indices of 32 bits, which also suffice for the numbers of elements, rows and columns."""
     for name in ("rows", "columns"):
         dtype = getattr(request, name).dtype
         if dtype is not I32:
@@ -205,7 +205,7 @@ def i32_indices(request: Any) -> str:
 
 
 def elements_where_needed(request: Any) -> str:
-    """A matrix with elements, where one without any would leave more to do than to write zeros."""
+    """A matrix with elements, if the result would be more than zeros without any."""
     if request.values.shape[0] and getattr(request, "b_values", request.values).shape[0]:
         empty = request.op == "sddmm" and not request.a.shape[1]
         return "needs beta 0 where a has no column" if empty and request.reads_added else ""
@@ -218,7 +218,7 @@ def elements_where_needed(request: Any) -> str:
 
 
 def spgemm_reuse(request: Any) -> str:
-    """Fixed patterns of i32 indices from 0 on with SpGEMMreuse's algorithms, which multiply and count nothing."""
+    """Fixed patterns of i32 indices from 0 on for SpGEMMreuse's algorithms, which only multiply and do not count."""
     if request.algorithm not in REUSE_ALGORITHMS or getattr(request, "reuses", False):
         return ""
     return f"needs spgemm, and fixed patterns of i32 indices from 0 on, with {request.algorithm.name}: a.fixed()"
@@ -242,24 +242,24 @@ def base_zero(request: Any) -> str:
 
 
 def with_elements(request: Any) -> str:
-    """A matrix with elements, without which it has no diagonal."""
+    """A matrix with elements; without any it has no diagonal."""
     return "" if request.values.shape[0] else "needs a matrix with elements, has none"
 
 
 def i32_count(request: Any) -> str:
-    """As many elements as 32 bits count."""
+    """A number of elements that fits in 32 bits."""
     size = request.rows.size
     return "" if size <= MAX_INT else f"needs at most {MAX_INT} rows and elements, has {size}"
 
 
 def base_zero_if_empty(request: Any) -> str:
-    """Base 0 where there are no elements, for offsets are zeros then."""
+    """Base 0 if there are no elements, because offsets are zeros then."""
     count = request.rows.size if request.op == "coo2csr" else request.nnz
     return "" if count or not request.base else "needs base 0 where there are no elements, has 1"
 
 
 def sparse_vectors(request: Any) -> str:
-    """A sparse vector with elements; and vectors that are dense, but for y where it is copied."""
+    """A sparse vector with elements; and contiguous vectors, except y if it is copied."""
     if not request.indices.size:
         return "needs a sparse vector with elements, has none"
     copied = request.op in ("sparse_axpby", "sparse_scatter", "sparse_rot")
@@ -271,7 +271,7 @@ def sparse_vectors(request: Any) -> str:
 
 
 def tridiagonal(request: Any) -> str:
-    """Diagonals and batches that are dense, results by columns, and at least three unknowns."""
+    """Contiguous diagonals and batches, column-major results, and at least three unknowns."""
     n = request.d.shape[-1]
     if n < LEAST:
         return f"needs at least {LEAST} unknowns, has {n}"
@@ -286,7 +286,7 @@ def tridiagonal(request: Any) -> str:
 
 
 def krylov_operands(request: Any) -> str:
-    """A matrix with elements, and vectors whose elements are one behind another."""
+    """A matrix with elements, and contiguous vectors."""
     if not request.values.shape[0]:
         return "needs a matrix with elements, has none"
     for name in ("b", "x0") if request.is_blocked else ("b", "x0", "M"):
@@ -296,7 +296,7 @@ def krylov_operands(request: Any) -> str:
 
 
 def preconditioner_formats(request: Any) -> str:
-    """CSR or CSC where the diagonal is taken."""
+    """CSR or CSC if the diagonal is read."""
     kind = SparseFormat(request.form.format)
     takes = getattr(request.preconditioner, "name", "NONE") not in ("NONE", "BLOCK_JACOBI")
     is_fit = not takes or kind in (SparseFormat.CSR, SparseFormat.CSC)
@@ -304,7 +304,7 @@ def preconditioner_formats(request: Any) -> str:
 
 
 def diagonal_preconditioner(request: Any) -> str:
-    """A preconditioner that is a diagonal, or none."""
+    """A diagonal preconditioner, or none."""
     is_apart = request.is_factored or request.is_blocked
     return f"needs a diagonal or no preconditioner, has {request.preconditioner.name}" if is_apart else ""
 
@@ -320,7 +320,7 @@ def factor_preconditioner(request: Any) -> str:
 
 
 def direct_operands(request: Any) -> str:
-    """A matrix with elements, and a solution whose columns lie one behind another."""
+    """A matrix with elements, and a solution with contiguous columns."""
     if not request.values.shape[0]:
         return "needs a matrix with elements, has none"
     out = request.layout_of("out")
@@ -330,7 +330,7 @@ def direct_operands(request: Any) -> str:
 
 
 def is_dense_batch(layout: Layout) -> bool:
-    """Whether vectors, or matrices by columns, lie one behind another without a gap; the first axis counts them."""
+    """Whether vectors, or column-major matrices, are contiguous without gaps; the first axis is the batch."""
     order = (0, 1) if len(layout.shape) == len(("batch", "n")) else (0, 2, 1)
     step = 1
     for axis in reversed(order):
@@ -341,7 +341,7 @@ def is_dense_batch(layout: Layout) -> bool:
 
 
 def direct_batch_operands(request: Any) -> str:
-    """Matrices with elements, and solutions one behind another, each with its columns so."""
+    """Matrices with elements, and contiguous solutions, each with contiguous columns."""
     if not request.values.shape[1]:
         return "needs matrices with elements, has none"
     out = request.layout_of("out")

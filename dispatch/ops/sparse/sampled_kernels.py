@@ -1,11 +1,12 @@
-"""The kernel of a dense product of which a sparse pattern is wanted, in CUDA C++: SDDMM.
+"""The kernel of a dense product at the places of a sparse pattern, in CUDA C++: SDDMM.
 
-A thread keeps the sum of one element, whose line it finds by bisection, and a group of lanes computes the sums of its
-threads one after another: together they read a row of A and a column of B, 16 bytes a lane at once where these lie so.
-The order of a sum is the same in each run. On an H200 cuSPARSE 12.6 took 59 us of 10^5 elements with 64 terms in f32.
+A thread holds the sum of one element, whose line it finds by bisection. A group of lanes computes the sums of its
+threads one after another: together they read a row of A and a column of B, 16 bytes per lane at once if the layout
+permits. The order of a sum is the same in each run. On an H200 cuSPARSE 12.6 took 59 us for 10^5 elements with 64 terms
+in f32.
 
-Of a batch the threads count the elements of all matrices, one matrix behind another, so that small ones fill blocks as
-a large one does: a group may have elements of two matrices, for each thread says where its own row and column are.
+For a batch the threads number the elements of all matrices consecutively, so that small matrices fill blocks as a large
+one does: a group may have elements of two matrices, because each thread computes its own row and column addresses.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ __all__ = ["NAME", "SOURCE", "THREADS", "options"]
 
 NAME, THREADS = "sample_products", 256
 REAL = {C64: F32, C128: F64}
-INDICES = {4: "int", 8: "long long"}  # by their bytes
+INDICES = {4: "int", 8: "long long"}  # by size in bytes
 UNROLLED = 4  # elements of a group whose rows and columns are read at once
-BLOCKS = 4  # of each multiprocessor, at work at once: each thread has 64 registers at most
+BLOCKS = 4  # resident blocks of each multiprocessor: each thread has 64 registers at most
 
 SOURCE = (
     NUMBERS

@@ -1,19 +1,19 @@
-"""The kernel of a product over a semiring in CUDA C++: CSR times a dense matrix, with a caller's operators in it.
+"""The kernel of a product over a semiring in CUDA C++: CSR times a dense matrix, with a caller's operators.
 
-It is that of plain products, too (plain_operators.py): of the rows of CSR, or the columns of CSC, and of batches.
+It also computes plain products (plain_operators.py): by the rows of CSR, or the columns of CSC, and in batches.
 
-Rows and elements are one path of rows + nnz steps, all elements of a row and then its end, and each block takes as many
-steps as any other, whatever the pattern: so power laws and one dense row are split as all else is. A block puts its
-elements into shared memory, once for all columns, and its teams take its rows, one after another. In a team lanes along
-the columns of B have as many neighbours each as 16 bytes of sums; where B has few columns others beside them take every
-so many elements of a row. A sum begins with its first term: there need be no identity of the caller's addition.
+Rows and elements are one path of rows + nnz steps, all elements of a row, then its end, and each block does the same
+number of steps, whatever the pattern: so power laws and one dense row are split like all else. A block copies its
+elements to shared memory, once for all columns, and its teams process its rows one after another. Each lane along the
+columns of B has as many neighbouring columns as 16 bytes of sums; if B has few columns, a team also has lanes along the
+elements of a row, which take turns. A sum begins with its first term, so the caller's addition needs no identity.
 
-The order of a sum, in which nothing depends on addresses or on which thread comes first:
-- a row of at most LONG elements is its first block's, and is added up from its first element on, with element lanes by
-  each of these, and then by a tree of the lanes;
-- a longer one in RUNS runs of neighbours, each as above, and then from the first run on;
-- one of more than MAX_ROW elements in pieces, which end where blocks end, each as above, and then the pieces in RUNS
-  runs again. Each block stores its piece in memory of the plan, and the block that is done last adds them up.
+The order of a sum never depends on addresses or on which thread comes first:
+- a row of at most LONG elements is added up by its first block from its first element on, each element lane by itself,
+  and then by a tree over the lanes;
+- a longer one is split into RUNS runs of neighbours, each added up as above, and then from the first run on;
+- one of more than MAX_ROW elements is split into pieces at the ends of blocks, each added up as above, and then the
+  pieces in RUNS runs again. Each block stores its piece in memory of the plan, and the last block to finish adds them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["NAME", "RUNS", "THREADS", "source"]
 NAME, THREADS = "multiply_over", 256
 RUNS = 16
 LONG = 64  # elements of the longest row that one team adds up alone
-# Of each multiprocessor, at work at once: each thread has 64 registers at most, or 80, where numbers take several.
+# Resident blocks of each multiprocessor: each thread has 64 registers at most, or 80 if numbers need several.
 BLOCKS, BLOCKS_OF_WIDE = 4, 3
 UNROLLED = 4  # rows of B that a lane reads at once
 
@@ -316,7 +316,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, $BLOCKS$) multiply_over(
 }
 """
 
-# A sum begins with its first term: there need be no identity of the caller's addition.
+# A sum begins with its first term, so the caller's addition needs no identity.
 CALLER_TERM = """const Sum term = operators::user_multiply(left, right);
                         sum[v] = i || is_begun ? operators::user_add(sum[v], term) : term;"""
 CALLER_WORDS = {"TERM": CALLER_TERM, "FACTORS": "", "BESIDE": ""}
@@ -332,16 +332,16 @@ def source(
     wide: tuple[bool, bool],
     overrides: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
-    """The program: the caller's operators, and behind them, so that they see nothing of it, the kernel.
+    """The program: the caller's operators, followed by the kernel, so that the operators cannot see its names.
 
     Args:
-        operators: what `Operators.as_namespace` gives.
+        operators: the result of `Operators.as_namespace`.
         dtypes: those of A and of the result.
         indices: the bytes of A's offsets and of its columns.
         tile: how the steps are split.
         shape: how teams lie over columns.
-        wide: whether C and the result have a lane's columns at once.
-        overrides: words in place of those of one product over a semiring.
+        wide: whether C and the result can be accessed by vectors of a lane's columns.
+        overrides: replacements for the template's parts for one product over a semiring.
     """
     stored, result = (REAL.get(dtype, dtype) for dtype in dtypes)
     compute = F32 if dtypes[0] in HALF else dtypes[0]

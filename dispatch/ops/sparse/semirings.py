@@ -1,7 +1,7 @@
-"""Operators of products that are compiled into kernels: in CUDA C++ and in NumPy, alone and as semirings.
+"""Operators of products that are compiled into kernels: in CUDA C++ and in NumPy, single and as semirings.
 
-`dispatch.sparse.SparseOperator` and `dispatch.sparse.Semiring`. They hold no library's code: that is compiled with the
-plan of a request. This file calls nothing.
+`dispatch.sparse.SparseOperator` and `dispatch.sparse.Semiring`. They hold no compiled code: it is compiled with the
+plan of a request. This file calls no library.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ __all__ = ["NAMED_SEMIRINGS", "Semiring", "SparseOperator", "check_operator", "s
 
 @dataclass(frozen=True)
 class SparseOperator:
-    """One operator of a product: lines of CUDA C++ for two numbers, and the same in NumPy for arrays of them.
+    """One operator of a product: lines of CUDA C++ for two numbers, and the same in NumPy for two arrays.
 
     Attributes:
-        code: the body of a function that returns a `Number`, such as "return a < b ? a : b;". What it finds, the place
-            says where it stands: `a` and `b`, or `sum` and `c`, or `row` and `x`. `Number` is what is computed in:
-            float, double, or a complex type with `.x`, `.y`, arithmetic, `conj`, `norm` and `abs`; `Real` is its part.
-        numpy: a function of two arrays, element by element: for the host, and for what is held against it.
+        code: the body of a function that returns a `Number`, such as "return a < b ? a : b;". Its arguments depend on
+            where the operator is used: `a` and `b`, or `sum` and `c`, or `row` and `x`. `Number` is the type of the
+            computation: float, double, or a complex type with `.x`, `.y`, arithmetic, `conj`, `norm` and `abs`; `Real`
+            is the type of its parts.
+        numpy: a function of two arrays, element by element: for the host, and for comparisons with it.
 
-    A child process of the host needs a function that pickles, which a lambda does not; one of a GPU has no use for it.
-    Raises BadRequest for code that is no text, and for a `numpy` that cannot be called.
+    A child process of the host needs a function that can be pickled, which a lambda cannot; one of a GPU does not use
+    it. Raises BadRequest for code that is not a string, and for a `numpy` that is not callable.
     """
 
     is_constant: ClassVar[bool] = True  # for caches of calls
@@ -51,38 +52,38 @@ class SparseOperator:
             raise BadRequest("numpy", shown(self.numpy), "a function of two arrays, such as numpy.add")
 
     def __getstate__(self) -> dict[str, Any]:
-        """The fields; a function that does not pickle stays behind."""
+        """The fields, without a function that cannot be pickled."""
         return state_of(self, missing)
 
     def __repr__(self) -> str:
         return f"SparseOperator({self.code!r})"
 
     def of(self, name: str, first: Array, second: Array) -> Array:
-        """Apply it to two arrays; the result has the dtype of the second. `name` names it in errors."""
-        found = np.asarray(self.numpy(first, second))
-        if found.shape not in ((), second.shape):
-            what = f"shape {list(found.shape)} from its NumPy counterpart"
+        """Apply it to two arrays; the result has the dtype of the second. Errors use `name`."""
+        result = np.asarray(self.numpy(first, second))
+        if result.shape not in ((), second.shape):
+            what = f"shape {list(result.shape)} from its NumPy counterpart"
             raise BadRequest(name, what, f"{list(second.shape)}, that of its arguments")
-        if found.dtype.kind == "c" and second.dtype.kind != "c":
+        if result.dtype.kind == "c" and second.dtype.kind != "c":
             raise BadRequest(name, "complex numbers from its NumPy counterpart", "real ones, as A and B are")
-        return np.broadcast_to(found, second.shape).astype(second.dtype)
+        return np.broadcast_to(result, second.shape).astype(second.dtype)
 
 
 @dataclass(frozen=True)
 class Semiring:
-    """What takes the places of multiplication and addition in a product of matrices.
+    """The operators that replace multiplication and addition in a product of matrices.
 
     Attributes:
         multiply: of an element `a` of A and an element `b` of B.
-        add: of two products, or sums of products, `a` and `b`. It is associative and commutative, for the order in
-            which a row's products are added is the library's (docs/sparse.md).
-        identity: the sum of no products, which rows of A without elements have: a number, such as 0, or inf of `min`.
-        epilogue: of the `sum` and of `c`, what C has there (0 where no C is given). None for `sum` itself, and for
-            add(sum, c) where C is given.
+        add: of two products, or sums of products, `a` and `b`. It must be associative and commutative, because the
+            library determines the order in which a row's products are added (docs/sparse.md).
+        identity: the sum of no products, for rows of A without elements: a number, such as 0, or inf for `min`.
+        epilogue: of the `sum` and of `c`, the element of C (0 without a C). None for `sum` itself, and for
+            add(sum, c) if there is a C.
 
-    `Semiring.named("min_plus")` is a ready one, whose name does for it in a request: "plus_times", "min_plus" (the
-    shortest paths), "max_plus", "max_times" and "or_and" (numbers other than 0 are true, and the result is 0 or 1).
-    Raises BadRequest for operators that are none, and for an identity that is no number.
+    `Semiring.named("min_plus")` is a predefined one; a request also accepts its name: "plus_times", "min_plus" (the
+    shortest paths), "max_plus", "max_times" and "or_and" (nonzero numbers are true, and the result is 0 or 1). Raises
+    BadRequest for invalid operators, and for an identity that is not a number.
     """
 
     is_constant: ClassVar[bool] = True
@@ -98,18 +99,18 @@ class Semiring:
 
     @staticmethod
     def named(name: str) -> Semiring:
-        """A ready one; BadRequest for no name of one."""
+        """A predefined semiring; BadRequest for an unknown name."""
         return semiring_of(name)
 
     @property
     def code_key(self) -> tuple[str | None, ...]:
-        """What a plan of a GPU depends on: the operators' code, and the identity."""
+        """The part that a GPU plan depends on: the operators' code, and the identity."""
         codes = (None if one is None else one.code for one in (self.multiply, self.add, self.epilogue))
         return *codes, repr(complex(self.identity))
 
 
 def check_operator(name: str, given: object, *, may_be_none: bool = False) -> None:
-    """BadRequest unless it is an operator, or None where that may be."""
+    """BadRequest unless it is an operator, or None if that is allowed."""
     if isinstance(given, SparseOperator) or (may_be_none and given is None):
         return
     hint = "SparseOperator(…, numpy=…) makes one of lines" if isinstance(given, str) else ""
@@ -120,20 +121,20 @@ def check_operator(name: str, given: object, *, may_be_none: bool = False) -> No
 
 
 def semiring_of(given: object) -> Semiring:
-    """A semiring, or the ready one of a name; BadRequest for any other."""
+    """A semiring, or the predefined one of a name; BadRequest for any other."""
     if isinstance(given, Semiring):
         return given
-    found = NAMED_SEMIRINGS.get(given) if isinstance(given, str) else None
-    if found is None:
+    predefined = NAMED_SEMIRINGS.get(given) if isinstance(given, str) else None
+    if predefined is None:
         raise BadRequest(
             "semiring", shown(given), f"a dispatch.sparse.Semiring, or one of {', '.join(NAMED_SEMIRINGS)}"
         )
-    return found
+    return predefined
 
 
-# Named functions, which pickle: requests go to child processes.
+# Named functions, which can be pickled: requests are sent to child processes.
 def missing(_first: Any, _second: Any) -> Any:
-    """Replaces a function that does not pickle."""
+    """Replaces a function that cannot be pickled."""
     return unnamed()
 
 
@@ -146,7 +147,7 @@ def _logical_and(a: Array, b: Array) -> Any:
 
 
 SUM, PRODUCT = SparseOperator("return a + b;", np.add), SparseOperator("return a * b;", np.multiply)
-# As NumPy's, NaN where one of the two is.
+# Like NumPy's: NaN if either operand is NaN.
 MINIMUM = SparseOperator("return a < b || a != a ? a : b;", np.minimum)
 MAXIMUM = SparseOperator("return a > b || a != a ? a : b;", np.maximum)
 LOGICAL_OR = SparseOperator("return a != Number(0) || b != Number(0);", _logical_or)

@@ -1,4 +1,4 @@
-"""Systems of equations with a sparse matrix in SciPy's words, with the status looked at where that is asked for."""
+"""Systems of equations with a sparse matrix under SciPy's names, with an optional check of the status."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ ONE_LAUNCH = "all iterations are one launch, in which the host has no part"
 
 
 def refuse_host(a: Any, callback: Any) -> None:
-    """BadRequest for what would have the host take part in each iteration: a callback, or a function for a matrix."""
+    """BadRequest for arguments that need the host in each iteration: a callback, or a function in place of a matrix."""
     if callback is not None:
         hint = "maxiter=k with x0=x gives every k-th x"
         raise BadRequest("callback", shown(callback), f"None: {ONE_LAUNCH}", hint)
@@ -65,7 +65,7 @@ def iterate(
     callback: Any,
     choices: dict[str, Any],
 ) -> Any:
-    """(x, info) of a request function; with `check` x alone, once its status is known to be 0."""
+    """(x, info) of a request function; with `check` only x, after waiting until its status is known to be 0."""
     check_bool("check", check)
     refuse_host(a, callback)
     matrix = a if isinstance(a, SparseTensor) else sparse_tensor(a)
@@ -78,7 +78,7 @@ def iterate(
     elif isinstance(m, BlockJacobi):
         m = m.inverses
     elif kind is Preconditioner.BLOCK_JACOBI and isinstance(m, (str, Preconditioner)):
-        m = block_jacobi(matrix, absolute=solve is ops.minres).inverses  # as its "jacobi" has magnitudes
+        m = block_jacobi(matrix, absolute=solve is ops.minres).inverses  # its "jacobi" uses magnitudes, too
     elif isinstance(m, (str, Preconditioner)):
         m = None
     choices["preconditioner"] = kind
@@ -90,17 +90,17 @@ def iterate(
 
 
 def kind_of_m(m: Any, *, takes_factors: bool) -> Preconditioner:
-    """What M is: the name of a preconditioner, an object of one, or a tensor; BadRequest for anything else."""
+    """The kind of M: a preconditioner's name or object, or a tensor; BadRequest for anything else."""
     expected = KINDS_OF_M if takes_factors else KINDS_OF_MINRES
     if isinstance(m, IncompleteFactors):
         kind = Preconditioner[m.kind.upper()]
     elif isinstance(m, BlockJacobi):
         kind = Preconditioner.BLOCK_JACOBI
     elif isinstance(m, (str, Preconditioner)):
-        found = m if isinstance(m, Preconditioner) else Preconditioner.named(str.__str__(m))
-        if found is None:
+        preconditioner = m if isinstance(m, Preconditioner) else Preconditioner.named(str.__str__(m))
+        if preconditioner is None:
             raise BadRequest("M", shown(m), expected + did_you_mean(Preconditioner, m))
-        kind = found
+        kind = preconditioner
     elif m is None or getattr(m, "ndim", 0) == 1:
         kind = Preconditioner.NONE
     elif getattr(m, "ndim", 0) == BLOCKS:
@@ -113,25 +113,25 @@ def kind_of_m(m: Any, *, takes_factors: bool) -> Preconditioner:
 
 
 def with_pattern_of(matrix: SparseTensor, factors: IncompleteFactors) -> SparseTensor:
-    """A matrix in the form of its factors, which keeps their analyses; BadRequest where its indices are not theirs."""
-    own, columns = factors.matrix, factors.columns
-    if shares_indices(matrix, own):
-        return matrix.with_form(own.form)
+    """A matrix in the form of its factors, to use their analyses; BadRequest if its indices differ from theirs."""
+    factored, columns = factors.matrix, factors.columns
+    if shares_indices(matrix, factored):
+        return matrix.with_form(factored.form)
     if columns is not None and shares_indices(matrix, columns):
-        return own.with_values(csr_values(columns, matrix.values))
+        return factored.with_values(csr_values(columns, matrix.values))
     hint = "A, the same object that ilu0 or ic0 was given; or M.source.with_values(values), by rows, for A"
     raise BadRequest("M", repr(factors), f"factors with the offsets and the indices of {matrix!r}", hint)
 
 
 def shares_indices(one: SparseTensor, other: SparseTensor) -> bool:
-    """Whether two matrices have their offsets and indices in the same memory, and say the same of them."""
+    """Whether two matrices have their offsets and indices in the same memory, with the same meaning."""
     pairs = (one.rows, other.rows), (one.columns, other.columns)
     same = all(first.ptr == second.ptr and first.layout == second.layout for first, second in pairs)
     return same and one.form._replace(pattern=other.form.pattern) == other.form
 
 
 def check_iterations(routine: str, info: Any, iterations: Any, residual: Any) -> None:
-    """Wait for what a request of an iteration says of itself, and raise LinAlgError where `info` is not 0."""
+    """Wait for the results of an iteration's request, and raise LinAlgError if `info` is not 0."""
     status = int(_number(info))
     if status:
         values = {"residual": float(_number(residual)), "iterations": int(_number(iterations))}
@@ -140,7 +140,7 @@ def check_iterations(routine: str, info: Any, iterations: Any, residual: Any) ->
 
 
 def _number(given: Any) -> Any:
-    """A number of any library's tensor, which is waited for."""
+    """A number from a tensor of any library; waits for it."""
     return given.item() if isinstance(given, Tensor) or hasattr(given, "item") else np.asarray(given).item()
 
 
@@ -156,14 +156,14 @@ def cg(
     callback: None = None,
     check: bool = False,
 ) -> Any:
-    """(x, info) of A·x = b for a Hermitian positive definite A: the request `cg`, which tells the iterations, too.
+    """(x, info) of A·x = b for a Hermitian positive definite A: the request `cg`, which also returns the iterations.
 
-    `M` is None, "jacobi", the diagonal of a matrix that approximates the inverse of A, incomplete factors: what
-    `ic0(A)` or `ilu0(A)` gives, or "ic0" or "ilu0", which are made in each call; or inverses of the blocks along the
-    diagonal: what `block_jacobi(A, block_size)` gives, those of others (blocks, size, size), or of BSR "block_jacobi",
-    which are those of its own blocks and are made in each call. `info` is on the device: 0, the number of iterations
-    where these did not suffice, or below 0. With `check` it is waited for and LinAlgError raised where it is not 0, and
-    x alone comes back. SciPy's `callback` is refused: nothing comes back in between.
+    `M` is None, "jacobi", or the diagonal of a matrix that approximates the inverse of A. It may also be incomplete
+    factors: the result of `ic0(A)` or `ilu0(A)`, or "ic0" or "ilu0", which are computed in each call. Or it is the
+    inverses of the blocks along the diagonal: the result of `block_jacobi(A, block_size)`, other blocks (blocks, size,
+    size), or for BSR "block_jacobi", which inverts its own blocks in each call. `info` is on the device: 0, the number
+    of iterations if these did not suffice, or negative. With `check` the call waits for it, raises LinAlgError if it is
+    not 0, and returns only x. SciPy's `callback` is refused, because the host sees no intermediate results.
     """
     return iterate(ops.cg, A, b, x0, M, check, callback, {"rtol": rtol, "atol": atol, "maxiter": maxiter})
 
@@ -180,7 +180,7 @@ def bicgstab(
     callback: None = None,
     check: bool = False,
 ) -> Any:
-    """As `cg`, for any A: the request `bicgstab`."""
+    """Like `cg`, for any A: the request `bicgstab`."""
     return iterate(ops.bicgstab, A, b, x0, M, check, callback, {"rtol": rtol, "atol": atol, "maxiter": maxiter})
 
 
@@ -197,7 +197,7 @@ def gmres(
     callback: None = None,
     check: bool = False,
 ) -> Any:
-    """As `cg`, for any A, in cycles of `restart` iterations, 20 if left open: the request `gmres`."""
+    """Like `cg`, for any A, in cycles of `restart` iterations, 20 if left out: the request `gmres`."""
     choices = {"rtol": rtol, "atol": atol, "maxiter": maxiter, "restart": 20 if restart is None else restart}
     return iterate(ops.gmres, A, b, x0, M, check, callback, choices)
 
@@ -214,5 +214,5 @@ def minres(
     callback: None = None,
     check: bool = False,
 ) -> Any:
-    """As `cg`, for a real symmetric A that may be indefinite: the request `minres`. The criterion is that of `cg`."""
+    """Like `cg`, for a real symmetric A that may be indefinite: the request `minres`. The criterion is that of `cg`."""
     return iterate(ops.minres, A, b, x0, M, check, callback, {"rtol": rtol, "atol": atol, "maxiter": maxiter})

@@ -1,4 +1,4 @@
-"""Requests of systems of equations with a sparse triangle: SpSV of one right-hand side, SpSM of several."""
+"""Requests that solve systems of equations with a sparse triangle: SpSV for one right-hand side, SpSM for several."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ __all__ = ["SpsmRequest", "SpsvRequest", "TriangularRequest"]
 
 @dataclass(frozen=True, eq=False)
 class TriangularRequest(ScaledSparseRequest):
-    """A triangle of a square matrix A; the other one may be stored, and is not read.
+    """A triangle of a square matrix A; the other triangle may be stored, but is not read.
 
-    What does not depend on the right-hand side, the analysis, is made in each call, unless the form has a `pattern`:
-    then it is kept with the plan, made anew where `rows` or `columns` are at another address, and the values, which
-    may be others in each call, are handed over each time.
+    The analysis, which does not depend on the right-hand side, is repeated in each call, unless the form has a
+    `pattern`: then it is kept with the plan, and repeated only if `rows` or `columns` are at another address. The
+    values, which may differ in each call, are passed to it each time.
 
     Attributes:
         uplo: which triangle of A: "lower" or "upper".
-        diag: "unit" takes the diagonal to be ones, and reads none that is stored.
+        diag: "unit" assumes a diagonal of ones, and reads no stored one.
         trans: op: "n" for A, "t" for Aᵀ, "c" for Aᴴ.
 
-    A diagonal that is 0 or not stored makes infinities and NaN, as a division by 0 does.
+    A diagonal element that is 0 or not stored produces infinities and NaN, like a division by 0.
     """
 
     _: KW_ONLY
@@ -40,7 +40,7 @@ class TriangularRequest(ScaledSparseRequest):
     out: Tensor | None = None
 
     def check_square(self) -> int:
-        """The order of A; BadRequest where it is not square."""
+        """The order of A; BadRequest if it is not square."""
         m, n = self.form.shape
         if m != n:
             raise BadRequest("form.shape", f"({m}, {n})", "a square matrix")
@@ -48,7 +48,7 @@ class TriangularRequest(ScaledSparseRequest):
 
     @property
     def same_bits(self) -> bool:
-        """Whether the library promises the same bits in each run: of COO it once gave another one (12.6, H200)."""
+        """Whether the library promises the same bits in each run: for COO they once differed (12.6, H200)."""
         return False
 
 

@@ -1,4 +1,4 @@
-"""The request that sorts a matrix in COO or CSR: what other requests take to be sorted."""
+"""The request that sorts a matrix in COO or CSR, for requests that need sorted elements."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["SparseSortRequest"]
 
 @dataclass(frozen=True, eq=False)
 class SparseSortRequest(SparseRequest["tuple[Tensor, Tensor, Tensor]"]):
-    """The same matrix with its elements in order: (values, rows, columns), by row, and within a row by column.
+    """The same matrix with sorted elements: (values, rows, columns), by row, and within a row by column.
 
-    Elements that stand twice stay so, and come one after the other in any order.
+    Duplicates are kept, next to each other in any order.
 
     Attributes:
-        rows, columns: i32, of COO in any order, of CSR with columns in any order within each row.
+        rows, columns: i32; for COO in any order, for CSR with columns in any order within each row.
         out_values, out_rows, out_columns: the result.
     """
 

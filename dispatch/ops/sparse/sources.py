@@ -1,7 +1,8 @@
-"""Sparse matrices of SciPy, CuPy and torch as SparseTensors over their memory, and back, without a copy.
+"""Sparse matrices of SciPy, CuPy and torch to and from SparseTensors over the same memory, without a copy.
 
-SciPy's are on the host; `device` copies them to a GPU. What torch's and CuPy's requests give back is theirs, as with
-dense operands. The libraries are known by what their matrices have, and imported only where one is to be made.
+SciPy's are on the host; `device` copies them to a GPU. Requests with tensors of torch and CuPy return tensors of these
+libraries, as for dense operands. The matrices are recognized by their attributes, and a library is imported only to
+create one of its matrices.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ TORCH_LAYOUTS = {
 def sparse_tensor(matrix: Any, *, device: Device | str | None = None, validate: bool = False) -> SparseTensor:
     """A matrix of scipy.sparse, cupyx.scipy.sparse or torch in CSR, CSC, COO or BSR, over the same memory.
 
-    With a `device` it is copied there, of whichever library it is. COO is taken to be sorted by row, as it is behind
-    `sum_duplicates()` and `coalesce()`; `validate` looks at that, and at all indices.
+    With a `device` it is copied there, whatever its library. COO is assumed to be sorted by row, as after
+    `sum_duplicates()` and `coalesce()`; `validate` checks that, and all indices.
     """
     parts: tuple[Any, ...]
     if isinstance(matrix, SparseTensor):
@@ -63,7 +64,7 @@ def is_sparse(given: Any) -> bool:
 
 
 def of_scipy(matrix: Any) -> tuple[tuple[Any, ...], SparseForm]:
-    """The arrays of a matrix of SciPy, or of CuPy, which has its attributes."""
+    """The arrays of a matrix of SciPy, or of CuPy, which has the same attributes."""
     kind = matrix.format
     if len(matrix.shape) != 2:
         raise BadRequest("matrix", f"shape {shown(matrix.shape)}", "a matrix, of two axes")
@@ -116,11 +117,11 @@ def of_torch(matrix: Any) -> tuple[tuple[Any, ...], SparseForm]:
     return parts, SparseForm(kind, shape, 0, block)
 
 
-# -- and back -----------------------------------------------------------------------------------------------------
+# -- the reverse --------------------------------------------------------------------------------------------------
 def to_scipy(a: SparseTensor) -> Any:
     """The matrix as an array of scipy.sparse: over the same memory on the host, and copied from a GPU, with base 0.
 
-    BadRequest for elements of a dtype that SciPy has not: f16, bf16 and f8.
+    BadRequest for elements of a dtype that SciPy lacks: f16, bf16 and f8.
     """
     import scipy.sparse as sp
 
@@ -139,7 +140,7 @@ def to_scipy(a: SparseTensor) -> Any:
 
 
 def to_torch(a: SparseTensor) -> Any:
-    """The matrix as a sparse tensor of torch over the same memory; BadRequest with base 1, which torch has not."""
+    """The matrix as a sparse tensor of torch over the same memory; BadRequest with base 1, which torch lacks."""
     import torch
 
     if a.form.base:
@@ -153,5 +154,5 @@ def to_torch(a: SparseTensor) -> Any:
 
 
 def _to_torch(torch: Any, part: Any) -> Any:
-    kept = getattr(part.storage, "keep", None)
-    return kept if isinstance(kept, torch.Tensor) and kept.data_ptr() == part.ptr else torch.from_dlpack(part)
+    source = getattr(part.storage, "keep", None)
+    return source if isinstance(source, torch.Tensor) and source.data_ptr() == part.ptr else torch.from_dlpack(part)

@@ -1,7 +1,7 @@
-"""Requests of the product of two sparse matrices: how many elements it has, and the product itself.
+"""Requests for the product of two sparse matrices: its number of elements, and the product itself.
 
-How many there are the device alone knows. So there are two requests, and who needs the number on the host waits for
-the first: `dispatch.sparse.spgemm` does. A number that is known, of a pattern that comes again, needs no such wait.
+Only the device knows the number of elements. So there are two requests, and a caller that needs the number on the host
+waits for the first one: `dispatch.sparse.spgemm` does. If the number of a pattern is already known, nothing waits.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class PairRequest(SparseRequest[R_co]):
     """Two sparse matrices in CSR, with indices of one dtype and base.
 
     Attributes:
-        b_values, b_rows, b_columns, b_form: the second matrix, as the first: `spgemm(*a, *b, nnz=…)`.
-        alpha: a number; complex ones for complex matrices alone.
+        b_values, b_rows, b_columns, b_form: the second matrix, like the first: `spgemm(*a, *b, nnz=…)`.
+        alpha: a number; complex only for complex matrices.
         algorithm: a `SpgemmAlgorithm`.
-        stamp: a number, of one count and one product. cuSPARSE counts the elements of a product by multiplying: a
-            `spgemm_nnz` with a stamp leaves what it has made to the `spgemm` with the same one, over the same operands
-            with the same alpha, on the same thread and stream. Who gives one promises that none of them has changed in
-            between. Where nothing was left all is made anew.
+        stamp: a number that connects one count and one product. cuSPARSE counts the elements of a product by
+            multiplying: a `spgemm_nnz` with a stamp leaves its results to the `spgemm` with the same stamp, over the
+            same operands with the same alpha, on the same thread and stream. The caller promises that no operand
+            changes in between. Without such results `spgemm` repeats the work.
     """
 
-    stamps: ClassVar[int] = 1  # how many stand behind the addresses
+    stamps: ClassVar[int] = 1  # the number of stamps after the addresses
     unpacked: ClassVar[Unpacked | None] = Unpacked(numbers=("stamp",))
     reads: ClassVar[tuple[str, ...]] = ("values", "rows", "columns", "b_values", "b_rows", "b_columns")
     mixed: ClassVar[tuple[str, ...]] = ("rows", "columns", "b_rows", "b_columns")
@@ -93,9 +93,9 @@ class PairRequest(SparseRequest[R_co]):
 
 @dataclass(frozen=True, eq=False)
 class SpgemmNnzRequest(PairRequest["Tensor"]):
-    """How many elements the product of two sparse matrices has: one i64 on the device.
+    """The number of elements of the product of two sparse matrices: one i64 on the device.
 
-    Those are counted that have a product at all, also where these add up to 0.
+    An element is counted if it has any term, even if the terms add up to 0.
 
     Attributes:
         out: i64 (1,).
@@ -111,18 +111,18 @@ class SpgemmNnzRequest(PairRequest["Tensor"]):
 
 @dataclass(frozen=True, eq=False)
 class SpgemmRequest(PairRequest["tuple[Tensor, Tensor, Tensor]"]):
-    """alpha · A · B of two sparse matrices in CSR: (values, rows, columns) of the product, in CSR, too: SpGEMM.
+    """alpha · A · B of two sparse matrices in CSR: (values, rows, columns) of the product, also in CSR: SpGEMM.
 
-    The library looks at numbers on the host while it enqueues, and so waits for what stands before it on its stream.
-    Where both forms have a `pattern`, indices are i32 from 0 on, and `algorithm` is left open or one of SpGEMMreuse's,
-    the product's pattern is found once and kept with the plan, and made anew where indices are at another address: then
-    a call computes values alone, and waits for nothing.
+    The library reads numbers on the host during the enqueue, and so waits for all earlier work on its stream. If both
+    forms have a `pattern`, indices are i32 from 0 on, and `algorithm` is left out or one of SpGEMMreuse's, the
+    product's pattern is computed once and kept with the plan, and computed again if indices are at another address.
+    Then a call computes only values, and waits for nothing.
 
     Attributes:
-        nnz: how many elements the product has, as `spgemm_nnz` counts them; another number raises BadRequest in the
+        nnz: the number of elements of the product, as `spgemm_nnz` counts them; another number raises BadRequest in the
             call, and nothing is written.
-        autotune: time the algorithms once, where `algorithm` is left open, keep the fastest for all matrices of these
-            layouts, and remember it on disk; of fixed patterns those of SpGEMMreuse, too.
+        autotune: if `algorithm` is left out, time the algorithms once, keep the fastest for all matrices of these
+            layouts, and store it on disk; for fixed patterns also those of SpGEMMreuse.
         out_values, out_rows, out_columns: the result.
     """
 
@@ -140,7 +140,7 @@ class SpgemmRequest(PairRequest["tuple[Tensor, Tensor, Tensor]"]):
 
     @property
     def reuses(self) -> bool:
-        """Whether the product's pattern is found once and kept."""
+        """Whether the product's pattern is computed once and kept."""
         is_fixed = self.form.pattern is not None and self.b_form.pattern is not None
         fits = self.rows.dtype is I32 and not self.form.base
         return is_fixed and fits and self.nnz > 0 and self.algorithm in REUSING_ALGORITHMS

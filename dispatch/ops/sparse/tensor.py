@@ -1,7 +1,7 @@
-"""SparseTensor: a sparse matrix as three tensors and a form, over the memory of whoever has it.
+"""SparseTensor: a sparse matrix as three tensors and a form, over the caller's memory.
 
-Made by `csr`, `csc`, `coo` and `bsr` here, or of a matrix of SciPy, CuPy or torch by `sparse_tensor` (sources.py). It
-holds no memory of its own and copies nothing: a change of `values` is a change of the matrix.
+Created by `csr`, `csc`, `coo` and `bsr` here, or from a matrix of SciPy, CuPy or torch by `sparse_tensor` (sources.py).
+It owns no memory and copies nothing: a change of `values` is a change of the matrix.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ FLAWS = ("offsets that are no ends", "indices beyond the matrix", "unsorted elem
 
 
 class SparseTensor:
-    """A sparse matrix, of `values`, `rows` and `columns` on one device as its `form` says.
+    """A sparse matrix: `values`, `rows` and `columns` on one device, whose meaning is in `form`.
 
     It unpacks into the four fields that every request over a sparse matrix has: `dispatch.spmm(*a, b)`. `a @ b` is such
     a product, of a vector, a matrix or another SparseTensor.
     """
 
     __slots__ = ("columns", "form", "rows", "values")
-    __array_priority__ = 1000  # NumPy's operators give way
+    __array_priority__ = 1000  # NumPy's operators defer to this class
     __array_ufunc__ = None
-    multiplies_tensors = True  # tensors on the left give way, too
+    multiplies_tensors = True  # tensors on the left defer to this class, too
     product: ClassVar[Callable[[SparseTensor, Any], Any]]  # set by functions.py, which has the requests
     left_product: ClassVar[Callable[[SparseTensor, Any], Any]]
     densified: ClassVar[Callable[[SparseTensor], Any]]
     flaws: ClassVar[Callable[[SparseTensor], list[int]]]
 
     def __init__(self, values: Any, rows: Any, columns: Any, form: SparseForm, *, validate: bool = False) -> None:
-        """Tensors of one device, or arrays of another library; `validate` checks all indices, and waits for that."""
+        """Tensors of one device, or arrays of another library; `validate` checks all indices and waits for it."""
         self.form = check_form("form", form)
         self.values, self.rows, self.columns = (
             as_tensor(name, given) for name, given in (("values", values), ("rows", rows), ("columns", columns))
@@ -59,12 +59,12 @@ class SparseTensor:
 
     @classmethod
     def of_results(cls, values: Any, rows: Any, columns: Any, form: SparseForm) -> SparseTensor:
-        """The matrix of a request's results, or of parts that were checked before; checking again took 22 us."""
-        made = cls.__new__(cls)
+        """The matrix of a request's results, or of parts that are already checked; checking again took 22 us."""
+        matrix = cls.__new__(cls)
         parts = (("values", values), ("rows", rows), ("columns", columns))
-        made.values, made.rows, made.columns = (as_tensor(name, part) for name, part in parts)
-        made.form = form
-        return made
+        matrix.values, matrix.rows, matrix.columns = (as_tensor(name, part) for name, part in parts)
+        matrix.form = form
+        return matrix
 
     def __iter__(self) -> Iterator[Part]:
         """The four fields of a request: values, rows, columns, form."""
@@ -72,10 +72,10 @@ class SparseTensor:
 
     @property
     def parts(self) -> tuple[Tensor, Tensor, Tensor, SparseForm]:
-        """The same as a tuple, of which type checkers know what is in it: `dispatch.spmm(*a.parts, b)`."""
+        """The same as a tuple with static types: `dispatch.spmm(*a.parts, b)`."""
         return self.values, self.rows, self.columns, self.form
 
-    # -- what it is ---------------------------------------------------------------------------------------------------
+    # -- properties ---------------------------------------------------------------------------------------------------
     @property
     def format(self) -> SparseFormat:
         return SparseFormat(self.form.format)  # type: ignore[arg-type]  # it is a member since it was checked
@@ -94,7 +94,7 @@ class SparseTensor:
 
     @property
     def index_dtype(self) -> Dtype:
-        """That of the indices; offsets may have another."""
+        """The dtype of the indices; offsets may have another."""
         return self.rows.dtype if self.format is SparseFormat.CSC else self.columns.dtype
 
     @property
@@ -103,22 +103,22 @@ class SparseTensor:
 
     @property
     def nnz(self) -> int:
-        """How many elements are stored, zeros among them."""
+        """The number of stored elements, including zeros."""
         return self.values.size
 
     @property
     def density(self) -> float:
-        """The share of elements that are stored."""
+        """The fraction of elements that are stored."""
         m, n = self.shape
         return self.nnz / (m * n) if m and n else 0.0
 
     @property
     def T(self) -> SparseTensor:
-        """The transposed matrix over the same memory: CSC of CSR, and CSR of CSC; BadRequest for other formats."""
+        """The transposed matrix over the same memory: CSC from CSR, and CSR from CSC; BadRequest for other formats."""
         other = transposed(self.form)
         if other is None:
             hint = "dispatch.sparse.tocsr(a).T"
-            if self.form.format != SparseFormat.BSR:  # whose products take no `trans`
+            if self.form.format != SparseFormat.BSR:  # its products do not support `trans`
                 hint += ", or trans='t' of a product, which copies nothing"
             raise BadRequest("T", repr(self), "CSR or CSC, whose transpose is the other one", hint)
         return SparseTensor.of_results(self.values, self.columns, self.rows, other)
@@ -135,23 +135,23 @@ class SparseTensor:
         return SparseTensor(self.values, self.rows, self.columns, form)
 
     def fixed(self) -> SparseTensor:
-        """The same matrix with a promise: what `rows` and `columns` hold does not change from now on.
+        """The same matrix with the promise that the contents of `rows` and `columns` do not change from now on.
 
-        Requests over it keep what they find out of the pattern with their plans, as `spsv` and `spsm` do. The elements
-        may change.
+        Requests over it keep their analyses of the pattern with their plans, as `spsv` and `spsm` do. The elements may
+        change.
         """
         return SparseTensor(self.values, self.rows, self.columns, self.form._replace(pattern=next(_numbers)))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Its parts; a fixed pattern gets another number in the process that unpickles it."""
+        """Its parts; a fixed pattern gets a new number in the process that unpickles it."""
         fixed = self.form.pattern is not None
         return _unpickled, (self.values, self.rows, self.columns, self.form._replace(pattern=None), fixed)
 
     def validate(self) -> SparseTensor:
-        """Check all indices, and wait for that; returns itself. BadRequest counts what is wrong."""
-        found = SparseTensor.flaws(self)
-        if any(found):
-            found_flaws = ", ".join(f"{number} {what}" for number, what in zip(found, FLAWS, strict=True) if number)
+        """Check all indices, and wait for the result; returns self. BadRequest counts the errors."""
+        counts = SparseTensor.flaws(self)
+        if any(counts):
+            found_flaws = ", ".join(f"{number} {what}" for number, what in zip(counts, FLAWS, strict=True) if number)
             hint = "a.sort_indices() and a.sum_duplicates() of SciPy or CuPy, or a.coalesce() of torch"
             raise BadRequest("indices", found_flaws, "indices within the matrix, sorted in each line, each once", hint)
         return self
@@ -181,8 +181,8 @@ class SparseTensor:
 
 
 def _unpickled(values: Tensor, rows: Tensor, columns: Tensor, form: SparseForm, fixed: bool) -> SparseTensor:
-    made = SparseTensor(values, rows, columns, form)
-    return made.fixed() if fixed else made
+    matrix = SparseTensor(values, rows, columns, form)
+    return matrix.fixed() if fixed else matrix
 
 
 def as_tensor(name: str, given: Any) -> Tensor:

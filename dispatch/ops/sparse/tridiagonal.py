@@ -1,4 +1,4 @@
-"""The request of systems of equations with three diagonals: cuSPARSE's gtsv2, alone and in batches."""
+"""The request for systems of equations with three diagonals: cuSPARSE's gtsv2, single and in batches."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ __all__ = ["GtsvRequest"]
 class GtsvRequest(OperandRequest["Tensor"]):
     """The x of A · x = b, where A has a diagonal and one on either side of it.
 
-    Follows https://docs.nvidia.com/cuda/cusparse/#cusparse-t-gtsv2, and `StridedBatch` beside it.
+    Follows https://docs.nvidia.com/cuda/cusparse/#cusparse-t-gtsv2 and its `StridedBatch` version.
 
     Attributes:
         dl: (n,), the elements below the diagonal: a[i, i - 1] is dl[i], and dl[0] must be 0. (batch, n) for many.
         d: as dl, the diagonal.
         du: as dl, the elements above the diagonal: a[i, i + 1] is du[i], and du[n - 1] must be 0.
         b: (n,) or (n, k), the right-hand sides; (batch, n) for many systems, one for each.
-        pivoting: whether rows may change places, as large elements beside the diagonal need. Of many systems, whose
-            rows stay where they are, False.
-        library: the one whose rows alone are asked, "cusparse"; None asks all in the table's order.
-        out: x, of b's shape; of (n, k) with its columns one behind another.
+        pivoting: whether rows may be exchanged, which large off-diagonal elements need. It must be False for many
+            systems, which do not support it.
+        library: only rows of this library are considered, "cusparse"; None considers all, in the table's order.
+        out: x, of b's shape; of (n, k) with contiguous columns.
 
-    What a singular matrix makes is not stated: infinities, NaN or large numbers.
+    The result for a singular matrix is not specified: infinities, NaN or large numbers.
     """
 
     op: ClassVar[str] = "gtsv"
@@ -47,7 +47,7 @@ class GtsvRequest(OperandRequest["Tensor"]):
 
     @property
     def is_batch(self) -> bool:
-        """Whether there are many systems."""
+        """Whether there are several systems."""
         return self.d.ndim == 2
 
     def check_fields(self) -> None:

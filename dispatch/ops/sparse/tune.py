@@ -1,7 +1,7 @@
-"""Autotune among cuSPARSE's algorithms for one product: they are timed, and the fastest is remembered on disk.
+"""Autotune among cuSPARSE's algorithms for one product: they are timed, and the fastest is stored on disk.
 
-The speed of an algorithm depends on the pattern, which no plan knows: the fastest for the first matrix of some layouts
-is used for all that follow.
+The speed of an algorithm depends on the pattern, which no plan can see: the fastest for the first matrix of some
+layouts is used for all later ones.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ LIBRARY = "cusparse"
 
 
 def suited(request: Any) -> list[Any]:
-    """The algorithms for a request's format, the library's own choice first; a CSC is the transpose of a CSR."""
+    """The algorithms for a request's format, the library's own choice first; CSC is the transpose of CSR."""
     if request.op == "spgemm":
         is_fixed = replace(request, algorithm=SpgemmAlgorithm.DEFAULT).reuses
         return [one for one in SpgemmAlgorithm if is_fixed or one not in REUSE_ALGORITHMS]
     kind: Any = SpmvAlgorithm if request.op == "sparse_mv" else SpmmAlgorithm
     form = SparseFormat(request.form.format)
     name = "CSR" if form is SparseFormat.CSC else form.name
-    found = [kind.DEFAULT, *(one for one in kind if one.name.startswith(name))]
-    return [one for one in found if request.op != "spmm_batched" or one is not SpmmAlgorithm.COO_ALG3]
+    algorithms = [kind.DEFAULT, *(one for one in kind if one.name.startswith(name))]
+    return [one for one in algorithms if request.op != "spmm_batched" or one is not SpmmAlgorithm.COO_ALG3]
 
 
 def fastest_plan(request: Any, executor: CudaExecutor, make: Callable[[Any], Plan]) -> Plan:
-    """The plan that `make` makes of a request with the fastest algorithm: the one remembered, or the winner now."""
+    """The plan that `make` returns for a request with the fastest algorithm: the stored one, or the winner now."""
     memory, key = executor.algorithms(LIBRARY), stored_key(request)
-    known = memory.get(request.op, key)
-    remembered = None if known is None else _named(request, known)
+    stored = memory.get(request.op, key)
+    remembered = None if stored is None else _named(request, stored)
     if remembered is not None:
         with suppress(Refused):
             return make(replace(request, algorithm=remembered))
     executor.refuse_capture("a request that is to be tuned")
     plans: list[tuple[Any, Plan]] = []
     for algorithm in suited(request):
-        with suppress(Refused):  # an algorithm that is not for these operands, or of a newer library
+        with suppress(Refused):  # this library or these operands do not support the algorithm
             plans.append((algorithm, make(replace(request, algorithm=algorithm))))
     if not plans:
         raise Refused("cuSPARSE has no algorithm for it")
@@ -69,7 +69,7 @@ def fastest_plan(request: Any, executor: CudaExecutor, make: Callable[[Any], Pla
 
 
 def _named(request: Any, known: Algorithm) -> Any:
-    """The algorithm that an outcome names; None for what names none."""
+    """The algorithm that an outcome names; None for an unknown name."""
     try:
         name = json.loads(known.blob)["algorithm"]
     except (ValueError, KeyError, TypeError):
@@ -78,7 +78,7 @@ def _named(request: Any, known: Algorithm) -> Any:
 
 
 def stored_key(request: Any) -> str:
-    """The request in words, and a digest of all that its plan depends on but the pattern's number."""
+    """The request in words, and a digest of all that its plan depends on except the pattern's number."""
     layouts = [
         (name, str(tensor.dtype), tensor.shape, tensor.layout.strides, tensor.layout.alignment)
         for name, tensor, _ in request.tensors()
@@ -90,7 +90,7 @@ def stored_key(request: Any) -> str:
 
 
 def _choices(part: Any) -> Any:
-    """The parts of a key that are no layouts, without what is specific to this process."""
+    """The parts of a key that are not layouts, without those that are specific to this process."""
     if isinstance(part, SparseForm):
         return repr(part._replace(pattern=None))
     if isinstance(part, tuple):

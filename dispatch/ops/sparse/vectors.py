@@ -1,7 +1,7 @@
-"""Requests of a sparse vector: some elements of a long one, as `values` and the `indices` where they are.
+"""Requests over a sparse vector: some elements of a long one, as `values` and their `indices`.
 
-Follow https://docs.nvidia.com/cuda/cusparse/#cusparse-generic-functions. This file calls nothing. Indices are not
-looked at: one beyond the dense vector reads, or writes, beyond it on a GPU. Each is there once.
+Follows https://docs.nvidia.com/cuda/cusparse/#cusparse-generic-functions. This file calls no library. Indices are
+unique, but not checked: one beyond the dense vector causes a read or write beyond it on a GPU.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ __all__ = ["GatherRequest", "ScatterRequest", "SparseAxpbyRequest", "SparseRotRe
 
 @dataclass(frozen=True, eq=False)
 class VectorRequest(OperandRequest[R_co]):
-    """A sparse vector beside a dense one.
+    """A sparse vector and a dense one.
 
     Attributes:
-        indices: i32 or i64, dense: where each element is.
+        indices: i32 or i64, dense: the place of each element.
         base: the number of the first place: 0 or 1.
-        library: the one whose rows alone are asked, "cusparse"; None asks all in the table's order.
+        library: only rows of this library are considered, "cusparse"; None considers all, in the table's order.
     """
 
     mixed: ClassVar[tuple[str, ...]] = ("indices",)
@@ -38,7 +38,7 @@ class VectorRequest(OperandRequest[R_co]):
     library: str | None = None
 
     def check_vectors(self) -> None:
-        """BadRequest for what is no vector, and for a sparse one whose parts are not of one length."""
+        """BadRequest unless operands are vectors, and the parts of a sparse one have one length."""
         check_int("base", self.base, 0, 1)
         indices: Tensor = getattr(self, "indices")  # noqa: B009  # a field of each subclass
         if indices.dtype not in (I32, I64):
@@ -77,7 +77,7 @@ class GatherRequest(VectorRequest["Tensor"]):
 
 @dataclass(frozen=True, eq=False)
 class ScatterRequest(VectorRequest["Tensor"]):
-    """A dense vector with other elements at some places: y, and then out[indices[i]] = values[i]; cuSPARSE's Scatter.
+    """A dense vector with some elements replaced: y, and then out[indices[i]] = values[i]; cuSPARSE's Scatter.
 
     Attributes:
         values: the elements.
@@ -108,7 +108,7 @@ class SpvvRequest(VectorRequest["Tensor"]):
     Attributes:
         values: the elements of the sparse vector.
         y: a dense vector.
-        conj: whether those of the sparse vector are conjugated.
+        conj: whether the elements of the sparse vector are conjugated.
         out: (1,).
     """
 
@@ -164,19 +164,20 @@ class SparseAxpbyRequest(AlphaRequest, VectorRequest["Tensor"]):
 class SparseRotRequest(FactorRequest["tuple[Tensor, Tensor]"], VectorRequest["tuple[Tensor, Tensor]"]):
     """A plane rotation of a sparse vector and of a dense one at its places: cuSPARSE's Rot.
 
-    out_values[i] = c · values[i] + s · y[indices[i]], and out_y is y but for out_y[indices[i]] = c · y[indices[i]] -
+    out_values[i] = c · values[i] + s · y[indices[i]], and out_y is y except for out_y[indices[i]] = c · y[indices[i]] -
     s · values[i].
 
     Attributes:
         values: the elements of the sparse vector.
         y: a dense vector.
-        c: the cosine, a number; a complex one for complex vectors alone.
-        s: the sine, such a number. It is not conjugated, where BLAS's rotation, `rot`, conjugates it: of complex
-            vectors that is unitary for a real s alone.
+        c: the cosine, a number; complex only for complex vectors.
+        s: the sine, such a number. It is not conjugated, unlike in BLAS's rotation, `rot`: for complex vectors the
+            rotation is unitary only for a real s.
         out_values: the rotated elements; they may be `values` itself.
         out_y: the rotated dense vector; it may be `y` itself.
 
-    f16 and bf16 are computed in f32, and rounded once. NVIDIA's header marks the function as deprecated; it is there.
+    f16 and bf16 are computed in f32, and rounded once. NVIDIA's header marks the function as deprecated; it still
+    exists.
     """
 
     op: ClassVar[str] = "sparse_rot"

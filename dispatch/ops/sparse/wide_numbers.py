@@ -1,7 +1,7 @@
-"""Numbers in CUDA C++ for kernels that compute in double precision, whatever their operands are stored in.
+"""Numbers in CUDA C++ for kernels that compute in double precision, whatever the dtype of their operands.
 
-A kernel's source begins with `ARITHMETIC`, and its options have `number_options`. `Element` is what is stored and
-`Wide` what is computed with, both real or both complex, with the same operators and functions.
+A kernel's source begins with `ARITHMETIC`, and its options include `number_options`. `Element` is the stored type and
+`Wide` the type of the computation, both real or both complex, with the same operators and functions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ARITHMETIC", "WIDE_BYTES", "number_options"]
 
-WIDE_BYTES = {False: 8, True: 16}  # of a Wide, by whether it is complex
+WIDE_BYTES = {False: 8, True: 16}  # bytes of a Wide: real, complex
 
 ARITHMETIC = r"""
 typedef long long Int;
@@ -71,7 +71,7 @@ __device__ bool is_finite(double x) { return x - x == 0; }
 
 
 def number_options(dtype: Dtype) -> dict[str, str]:
-    """The words that `ARITHMETIC` finds, for elements of a dtype."""
+    """The macros of `ARITHMETIC`, for elements of a dtype."""
     single = dtype in (F32, C64)
     return {
         "REAL": "float" if single else "double",

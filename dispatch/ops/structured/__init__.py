@@ -1,9 +1,9 @@
-"""Structured sparsity: matrices of which two elements of four stay, in f32 one of two, and products over them.
+"""Structured sparsity: matrices with at most two nonzeros of four elements (one of two for f32), and their products.
 
-Carried out by cuSPARSELt on sparse tensor cores, or by NumPy on the host. A compressed operand of a request is its
-bytes and a `StructuredForm` (form.py); a `StructuredTensor` (tensor.py) holds both. The files: compression, product
-(the requests), layout (of matrices in memory, and of the host's compressed ones), cusparselt (the plans), tune,
-reference (results by NumPy), rules, cases; and functions, which users know as `dispatch.structured`.
+Computed by cuSPARSELt on sparse tensor cores, or by NumPy on the host. A compressed operand of a request is its bytes
+and a `StructuredForm` (form.py); a `StructuredTensor` (tensor.py) holds both. The files: compression, product (the
+requests), layout (of matrices in memory, and of the host's compressed ones), cusparselt (the plans), tune, reference
+(results by NumPy), rules, cases; and functions, which are public as `dispatch.structured`.
 """
 
 from __future__ import annotations

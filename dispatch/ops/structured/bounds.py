@@ -1,4 +1,4 @@
-"""How far products over compressed matrices may be off: the roundings of operands, sums, epilogue and result."""
+"""Error bounds of products over compressed matrices: the roundings of operands, sums, epilogue and result."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 __all__ = ["bounds"]
 
 F32_UNIT = 2.0**-24
-GELU_SLOPE = 1.13  # the steepest there is
-GELU_UNIT = 2.0**-10  # of a hyperbolic tangent that the GPU approximates
+GELU_SLOPE = 1.13  # the largest slope of GELU
+GELU_UNIT = 2.0**-10  # the error of the GPU's approximate hyperbolic tangent
 
 
 def bounds(request: Any, expected: Results, dense: Array) -> Results:
-    """What a result may be off, element by element; where an activation jumps anything within reach of that."""
+    """The bound of a result's error, element by element; at a jump of the activation, any value in reach is valid."""
     plain = replace(request, activation=Activation24.NONE, upper_bound=np.inf, threshold=0.0, gelu_scaling=1.0)
     before = multiplied(plain, EXACT, dense)["out"]
     a, b = dense.astype(np.float64), values(request.b, EXACT)
@@ -43,16 +43,16 @@ def bounds(request: Any, expected: Results, dense: Array) -> Results:
 
 
 def before_activation(request: Any, a: Array, b: Array, size_after: Array) -> Array:
-    """The error of alpha · A · B + beta · C + bias, each added up in f32."""
+    """The error of alpha · A · B + beta · C + bias, each summed in f32."""
     product, size = a @ b, np.abs(a) @ np.abs(b)
     alpha = request.factor("alpha") if request.alpha_vector is None else values(request.alpha_vector, EXACT)[:, None]
-    kept = a.shape[-1] / 2
-    error = F32_UNIT * size if request.a_dtype is I8 else (kept + 2) * F32_UNIT * size
+    terms = a.shape[-1] / 2
+    error = F32_UNIT * size if request.a_dtype is I8 else (terms + 2) * F32_UNIT * size
     if not by_numpy(request.device):
         if request.compute is Compute.COMPUTE_32F_FAST_TF32:
             error = error + tf32_error(size, product, np.sqrt(a**2 @ b**2))
         elif request.compute is Compute.COMPUTE_16F:
-            error = 0 * size  # the cases have whole numbers, of which f16 holds every sum
+            error = 0 * size  # the cases have integers whose sums are exact in f16
         elif request.a_dtype.is_fp8:
             error = error + STRUCTURED_CUT_OFF.product(a, b, EXACT)
     unit = ROUNDOFF[request.c_dtype][0] if request.compute is Compute.COMPUTE_16F else F32_UNIT

@@ -1,7 +1,7 @@
-"""The cases of structured matrices: every dtype in every order, epilogue and batch, amid memory that nobody may touch.
+"""The cases of structured matrices: every dtype in every order, epilogue and batch, surrounded by guarded memory.
 
-Magnitudes that are compared are whole numbers among which no two choices are equal, so that one result alone is right.
-What nothing may read is NaN: a C whose beta is 0, and all of a result that is to be written.
+Magnitudes that are compared are integers, arranged such that only one choice is correct. Memory that must not be read
+is NaN: a C whose beta is 0, and all of a result before it is written.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 __all__ = ["MUTATIONS", "cases"]
 
 KINDS: dict[str, Any] = {one.op: one for one in (Prune24Request, Check24Request, Compress24Request, Matmul24Request)}
-SIZES = np.array([1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16.0])  # which all dtypes have
+SIZES = np.array([1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16.0])  # exact in all dtypes
 TRIES = 200
-GAP = 32  # elements, so that operands of all dtypes can lie alike: lines of structured ones are of 32 bytes
+GAP = 32  # elements, so that one layout suits all dtypes: lines of structured matrices are of 32 bytes
 
 
 # -- operands ---------------------------------------------------------------------------------------------------------
 def place_operand(device: Device, values: Array, *, by_rows: bool = True) -> GuardedBuffer:
-    """An operand amid poison, with lines at multiples of 16 bytes."""
+    """An operand surrounded by poison, with lines at multiples of 16 bytes."""
     axes = list(range(values.ndim))
     if not by_rows:
         axes[-2:] = axes[:-3:-1]
@@ -50,22 +50,22 @@ def place_operand(device: Device, values: Array, *, by_rows: bool = True) -> Gua
 
 
 def unambiguous(rng: np.random.Generator, dtype: Dtype, shape: tuple[int, ...], algorithm: PruneAlgorithm) -> Array:
-    """Whole numbers of which the algorithm can keep one choice alone."""
+    """Integers for which the algorithm has only one correct choice."""
     group, kept = group_of(dtype)
     unit = (group, group) if algorithm is PruneAlgorithm.TILE else (1, group)
     count = int(np.prod(shape)) // (unit[0] * unit[1])
-    found = rng.choice(SIZES, (count, unit[0] * unit[1]))
+    numbers = rng.choice(SIZES, (count, unit[0] * unit[1]))
     patterns = tiles(group, kept) if algorithm is PruneAlgorithm.TILE else strip_patterns(group, kept)
     for _ in range(TRIES):
-        best = np.sort(found @ patterns.T, axis=1)
+        best = np.sort(numbers @ patterns.T, axis=1)
         undecided = best[:, -1] == best[:, -2]
         if not undecided.any():
             break
-        found[undecided] = rng.choice(SIZES, (int(undecided.sum()), found.shape[1]))
-    found *= rng.choice([-1.0, 1.0], found.shape)
+        numbers[undecided] = rng.choice(SIZES, (int(undecided.sum()), numbers.shape[1]))
+    numbers *= rng.choice([-1.0, 1.0], numbers.shape)
     *batch, m, k = shape
-    apart = found.reshape(*batch, m // unit[0], k // unit[1], *unit)
-    return np.moveaxis(apart, -2, -3).reshape(shape).astype(dtype.numpy)
+    groups = numbers.reshape(*batch, m // unit[0], k // unit[1], *unit)
+    return np.moveaxis(groups, -2, -3).reshape(shape).astype(dtype.numpy)
 
 
 def strip_patterns(group: int, kept: int) -> Array:
@@ -84,23 +84,23 @@ def structured_matrix(rng: np.random.Generator, dense: Array) -> Array:
 # -- pruning and compression -------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class CompressedCheck(Check):
-    """Of compressed bytes: the host's are known, and others must mean the matrix that was compressed."""
+    """A check of compressed bytes: the host's are known; others must represent the matrix that was compressed."""
 
     def verify(self, result: Tensor | tuple[Tensor, ...]) -> None:
-        """Raise Mismatch unless the bytes are right, and nothing beside them was written."""
+        """Raise Mismatch unless the bytes are right, and nothing outside them was written."""
         if self.request.device.is_host:
             super().verify(result)
             return
         request: Any = self.request
-        made = StructuredTensor(result, request.form._replace(made_by=made_by(request.device)))
-        found, expected = made.todense().numpy(), np.asarray(request.a.numpy())
-        if not np.array_equal(found.astype(np.float64), expected.astype(np.float64)):
+        compressed = StructuredTensor(result, request.form._replace(made_by=made_by(request.device)))
+        actual, expected = compressed.todense().numpy(), np.asarray(request.a.numpy())
+        if not np.array_equal(actual.astype(np.float64), expected.astype(np.float64)):
             raise Mismatch(f"{self.name}: the bytes mean another matrix ({request.describe()})")
         self._check_memory()
 
 
 def compression_check(op: str, dtype: Dtype, turn: int, name: str, device: Device, rng: np.random.Generator) -> Check:
-    """A request that prunes, checks or compresses; by turns in each order, in batches, in place and for each choice."""
+    """A request that prunes, checks or compresses; in turn in each order, in batches, in place and for each choice."""
     step = structured_step(dtype)
     shape: tuple[int, ...] = ((step, step), (step, 3 * step), (3 * step, 2 * step))[turn % 3]
     shape = (2 + turn % 2, *shape) if turn % 4 == 3 else shape
@@ -111,11 +111,11 @@ def compression_check(op: str, dtype: Dtype, turn: int, name: str, device: Devic
     if op != "prune_2_4" and (op == "compress_2_4" or turn % 2):
         stay = kept_mask(values, PruneAlgorithm.STRIP, *group_of(dtype)) & (rng.random(shape) < 0.9)
         values = np.where(stay, values, np.zeros((), values.dtype))
-        if op == "check_2_4" and turn % 4 == 1:  # the last group alone has too many
+        if op == "check_2_4" and turn % 4 == 1:  # only the last group has too many
             values[..., -1, -group_of(dtype)[0] :] = 1
     memory = place_operand(device, values, by_rows=by_rows)
     a = memory.view
-    is_open = turn % 5 == 0  # whether the result is allocated, for which the matrix is dense in memory
+    is_open = turn % 5 == 0  # whether the result is allocated; then the matrix must be contiguous
     if op == "compress_2_4" or is_open or (op == "check_2_4" and values.ndim > len(("m", "k"))):
         a = device.array(values if by_rows else np.ascontiguousarray(values.swapaxes(-1, -2)))
         a = a if by_rows else a.mT
@@ -153,20 +153,20 @@ class Draw:
         self.written: tuple[GuardedBuffer, ...] = ()
 
     def factor(self, *shape: int) -> Array:
-        """Numbers to be multiplied: normal ones, or small whole ones, of which f16 holds all sums."""
+        """Factors: normally distributed numbers, or small integers, whose sums are exact in f16."""
         if self.dtype is I8 or self.fields["compute"] is Compute.COMPUTE_16F:
             most = 9 if self.dtype is I8 else 2
             return self.rng.integers(-most, most + 1, shape).astype(self.dtype.numpy)
         return self.normal(self.dtype, *shape)
 
     def normal(self, dtype: Dtype, *shape: int) -> Array:
-        """Numbers of a size that results have."""
+        """Numbers of the magnitude of results."""
         if dtype.numpy.kind == "i":
             return self.rng.integers(-40, 41, shape).astype(dtype.numpy)
         return self.rng.standard_normal(shape).astype(dtype.numpy)
 
     def draw_compressed(self) -> Array:
-        """A, compressed where it lies; the matrix as it was before."""
+        """A, compressed in its own layout, and the matrix before compression."""
         dense = structured_matrix(self.rng, self.factor(*self.batch_a, self.m, self.k))
         by_rows = self.form.by_rows[0] or self.is_narrow
         operand = self.device.array(dense if by_rows else np.ascontiguousarray(dense.swapaxes(-1, -2)))
@@ -176,12 +176,12 @@ class Draw:
         return dense
 
     def draw_operands(self) -> None:
-        """B, and what is added."""
+        """B, and the operands that are added."""
         form, shape = self.form, (*self.batch, self.m, self.n)
         values = self.factor(*self.batch_b, self.k, self.n)
         self.fields["b"] = place_operand(self.device, values, by_rows=form.by_rows[1] and not self.is_narrow).view
-        bias = form.bias or int(self.d.is_fp8 and not form.added)  # which says what dtype C would have
-        if bias and not (self.dtype is I8 and self.d in HALF):  # which a rule refuses
+        bias = form.bias or int(self.d.is_fp8 and not form.added)  # the bias determines the dtype of C
+        if bias and not (self.dtype is I8 and self.d in HALF):  # a rule refuses this
             kind = F32 if self.dtype is I8 else self.c
             lead = self.batch if bias > 1 else ()
             self.fields["bias"] = place_operand(self.device, self.normal(kind, *lead, self.m)).view
@@ -192,7 +192,7 @@ class Draw:
             c = self.normal(self.c, *shape) if form.beta or form.vectors > 1 else poison(self.c, shape)
             memory = place_operand(self.device, c, by_rows=by_rows)
             self.fields |= {"c": memory.view, "beta": form.beta}
-            if form.vectors and self.dtype is I8 and (form.vectors > 1 or form.beta):  # a vector beside that of alpha
+            if form.vectors and self.dtype is I8 and (form.vectors > 1 or form.beta):  # a vector in addition to alpha's
                 self.fields |= {"beta": None, "beta_vector": self.vector()}
             if form.added > 1 and self.c is self.d:
                 self.fields["out"], self.written = memory.view, (memory,)
@@ -208,7 +208,7 @@ class Draw:
 
 
 def product_check(row: Row, form: Form, name: str, device: Device, rng: np.random.Generator) -> Check:
-    """A request of a form with fresh operands; what is right is told from the matrix before it was compressed."""
+    """A request of a form with fresh operands; expected results are computed from the matrix before compression."""
     draw = Draw(row, form, device, rng)
     dense = draw.draw_compressed()
     draw.draw_operands()

@@ -1,4 +1,4 @@
-"""Requests over a dense matrix that is to be structured: prune it, see whether it is, compress it."""
+"""Requests over a dense matrix: prune it to 2:4 sparsity, check that it is 2:4 sparse, compress it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class DenseRequest(OperandRequest[R_co]):
     """A dense matrix.
 
     Attributes:
-        a: (rows, k), or (batch, rows, k), of f16, bf16, i8, f8e4m3, f8e5m2 or f32, row-major or column-major (those of
-            8 bits row-major); rows and k are multiples of 16, of 32 where elements have 8 bits, and of 8 in f32.
-        library: the one whose rows alone are asked, "cusparseLt"; None asks all in the table's order.
+        a: (rows, k), or (batch, rows, k), of f16, bf16, i8, f8e4m3, f8e5m2 or f32, row-major or column-major (8-bit
+            ones row-major); rows and k are multiples of 16, of 32 for 8-bit elements, and of 8 for f32.
+        library: only rows of this library are considered, "cusparseLt"; None considers all, in the table's order.
     """
 
     reads: ClassVar[tuple[str, ...]] = ("a",)
@@ -39,14 +39,14 @@ class DenseRequest(OperandRequest[R_co]):
 
 @dataclass(frozen=True, eq=False)
 class Prune24Request(DenseRequest["Tensor"]):
-    """The matrix with zeros where it is to have none: two of four elements along k stay, in f32 one of two.
+    """The matrix with small elements set to zero: two of four elements along k stay, in f32 one of two.
 
     Attributes:
-        algorithm: STRIP keeps the largest magnitudes of each group of four along k; TILE two in each row and each
-            column of each tile of 4 x 4, of the largest sum of magnitudes, so that the transposed matrix is structured,
-            too. Among equal magnitudes the host keeps those of the lowest index, and of tiles the first of the patterns
-            in lexicographic order; which ones the library keeps is its choice.
-        out: like a, laid out as it; it may be a itself.
+        algorithm: STRIP keeps the largest magnitudes of each group of four along k; TILE keeps two in each row and each
+            column of each tile of 4 x 4, with the largest sum of magnitudes, so that the transposed matrix is
+            structured, too. Among equal magnitudes the host keeps those of the lowest index, and among tiles the first
+            pattern in lexicographic order; the library's choice is not specified.
+        out: like a, with the same layout; it may be a itself.
     """
 
     op: ClassVar[str] = "prune_2_4"
@@ -58,7 +58,7 @@ class Prune24Request(DenseRequest["Tensor"]):
 
 @dataclass(frozen=True, eq=False)
 class Check24Request(DenseRequest["Tensor"]):
-    """Whether a matrix is structured: one number on the device, 0 where it is and 1 where it is not.
+    """Whether a matrix is structured: one number on the device, 0 if it is and 1 if it is not.
 
     Attributes:
         out: i32 (1,).
@@ -74,15 +74,15 @@ class Check24Request(DenseRequest["Tensor"]):
 
 @dataclass(frozen=True, eq=False)
 class Compress24Request(DenseRequest["Tensor"]):
-    """The elements of a structured matrix and where they stand, in a layout of the library's own.
+    """The elements of a structured matrix that are stored, and their positions, in a layout specific to the library.
 
-    Nobody looks whether the matrix is structured, but the host, which refuses one that is not: `check_2_4` does.
+    A GPU does not check whether the matrix is structured; `check_2_4` does. The host refuses one that is not.
 
     Attributes:
-        a: the matrix, dense in memory.
-        out: u8, of the size that the device's library asks for: 9/16 of the matrix on the host.
+        a: the matrix, contiguous in memory.
+        out: u8, of the size that the device's library requires: 9/16 of the matrix on the host.
 
-    `structured.compress` makes a StructuredTensor of it, which knows what the bytes mean.
+    `structured.compress` returns it as a StructuredTensor, which has the description of the bytes.
     """
 
     op: ClassVar[str] = "compress_2_4"
@@ -97,7 +97,7 @@ class Compress24Request(DenseRequest["Tensor"]):
 
     @property
     def form(self) -> StructuredForm:
-        """What of the result is no memory, but for who makes it."""
+        """The description of the result without its memory; the caller adds who compressed it."""
         return StructuredForm(self.a.shape, self.a.dtype.name, is_row_major(self.a.layout))
 
     def outputs(self) -> dict[str, Output]:
@@ -106,7 +106,7 @@ class Compress24Request(DenseRequest["Tensor"]):
         return {"out": unsized()}
 
     def bytes_of(self, name: str) -> int:
-        from dispatch.ops.structured.cusparselt import bytes_on  # at first use: requests bind no library
+        from dispatch.ops.structured.cusparselt import bytes_on  # at first use: requests load no library
 
         del name
         executor: Any = self.device.executor()

@@ -1,6 +1,6 @@
-"""Structured matrices as calls of cuSPARSELt: the descriptions that a request's plan is made from.
+"""Structured matrices as calls of cuSPARSELt: the descriptions from which a request's plan is created.
 
-A matrix that is column-major is the transpose of a row-major one, and is described as that; D is row-major or
+A column-major matrix is described as the transpose of a row-major one; D is row-major or
 column-major. Follows https://docs.nvidia.com/cuda/cusparselt/functions.html.
 """
 
@@ -54,14 +54,14 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
         return MatrixPlan(executor, row, spec._replace(batch=1, stride=0), operation, strides=strides)
     spec, operation = matrix_of(request.a.layout, structured=True)
     if request.op == "check_2_4" and spec.batch > 1:
-        # As one tall matrix: NVIDIA does not say which matrices of a batch the library looks at.
+        # As one tall matrix: NVIDIA does not state which matrices of a batch the library checks.
         spec = spec._replace(rows=spec.batch * spec.rows, batch=1, stride=0)
     algorithm = int(request.algorithm) if request.op == "prune_2_4" else None
     return MatrixPlan(executor, row, spec, operation, prune=algorithm)
 
 
 def bytes_on(executor: CudaExecutor, form: StructuredForm) -> int:
-    """The size of a compressed matrix, as the device's library says it."""
+    """The size of a compressed matrix, reported by the device's library."""
     spec, _ = structured(form)
     return spec.batch * compressed_bytes(executor, spec)[0]
 
@@ -80,21 +80,21 @@ def matrix_of(layout: Layout, *, structured: bool = False) -> tuple[MatrixSpec, 
     by_rows = is_row_major(layout)
     ld = leading_dimension(layout, by_rows=by_rows) or max(1, n)
     rows, cols = (m, n) if by_rows else (n, m)
-    made = MatrixSpec(rows, cols, ld, layout.dtype.cuda, batch=batch, stride=stride, structured=structured)
-    return made, N if by_rows else T
+    matrix = MatrixSpec(rows, cols, ld, layout.dtype.cuda, batch=batch, stride=stride, structured=structured)
+    return matrix, N if by_rows else T
 
 
 def structured(form: StructuredForm) -> tuple[MatrixSpec, int]:
-    """The same for a compressed matrix, as it was before compression."""
+    """The row-major matrix for a compressed operand, as it was before compression, and its operation."""
     *batch, m, k = form.shape
     rows, cols = (m, k) if form.by_rows else (k, m)
     count, stride = (batch[0], m * k) if batch else (1, 0)
-    made = MatrixSpec(rows, cols, cols, Dtype.of(form.dtype).cuda, batch=count, stride=stride, structured=True)
-    return made, N if form.by_rows else T
+    matrix = MatrixSpec(rows, cols, cols, Dtype.of(form.dtype).cuda, batch=count, stride=stride, structured=True)
+    return matrix, N if form.by_rows else T
 
 
 def result_of(layout: Layout, dtype: Dtype) -> MatrixSpec:
-    """C or D, in the order in which it lies."""
+    """C or D, in its own order."""
     spec, operation = matrix_of(layout)
     m, n = layout.shape[-2:]
     return spec._replace(rows=m, cols=n, dtype=dtype.cuda, by_rows=operation == N)
@@ -103,7 +103,7 @@ def result_of(layout: Layout, dtype: Dtype) -> MatrixSpec:
 def product_of(request: Any) -> ProductSpec:
     """The description of a product for the library; an operand that is shared by a batch has a stride of 0.
 
-    If A is a batch it describes one product, for each is a call of its own: the matrices are compressed separately.
+    If A is a batch it describes one product, because each is a separate call: the matrices are compressed separately.
     """
     count, kinds = request.batch or 1, lt.cusparseComputeType
     (a, op_a), (b, op_b) = structured(request.form), matrix_of(request.b.layout)
@@ -117,8 +117,8 @@ def product_of(request: Any) -> ProductSpec:
     if request.compute is Compute.COMPUTE_16F:
         compute = kinds.CUSPARSE_COMPUTE_16F
     bias = request.bias
-    apart = bias is not None and bias.ndim > 1 and c.batch > 1
-    step = None if bias is None else bias.layout.strides[0] if apart else 0
+    is_separate = bias is not None and bias.ndim > 1 and c.batch > 1
+    step = None if bias is None else bias.layout.strides[0] if is_separate else 0
     return ProductSpec(
         a,
         b,
@@ -137,7 +137,7 @@ def product_of(request: Any) -> ProductSpec:
 
 # -- products ---------------------------------------------------------------------------------------------------------
 def requested_algorithm(request: Any) -> Algorithm:
-    """The choices of the algorithm that a request makes."""
+    """The algorithm choices of a request."""
     mode = None if request.split_k_mode is SplitKMode.DEFAULT else int(request.split_k_mode)
     return Algorithm(request.config_id, request.split_k, mode, request.split_k_buffers)
 
@@ -158,7 +158,7 @@ def places_of(request: Any) -> ArgumentPlaces:
 
 
 def batch_strides(request: Any, size: int) -> BatchStrides:
-    """The strides from product to product if A is a batch, whose matrices have `size` bytes each."""
+    """The strides from product to product if A is a batch, each of whose matrices has `size` bytes."""
     count = request.form.shape[0] if len(request.form.shape) == BATCH else 1
     if count == 1:
         return SINGLE_CALL
@@ -173,9 +173,9 @@ def batch_strides(request: Any, size: int) -> BatchStrides:
 
 
 def zero_fill_of(request: Any) -> ZeroFill | None:
-    """The part of D that is set to 0 before a product without C: of i8 to 16 bits, where some kernels of 0.8.0 read D.
+    """The part of D to set to 0 before a product without C: for i8 to 16 bits, because some kernels of 0.8.0 read D.
 
-    On an H100 such results were NaN where D had held NaN, as 0 times that is.
+    On an H100 such results were NaN if D had held NaN, because 0 times NaN is NaN.
     """
     if request.reads_c or request.a_dtype is not I8 or request.d_dtype not in HALF:
         return None
@@ -185,7 +185,7 @@ def zero_fill_of(request: Any) -> ZeroFill | None:
     pitch = (leading_dimension(layout, by_rows=by_rows) or long) * item
     is_batch = len(layout.shape) == BATCH
     count, step = (layout.shape[0], layout.strides[0] * item) if is_batch else (1, 0)
-    if step == pitch * lines:  # one matrix behind another
+    if step == pitch * lines:  # contiguous matrices
         return ZeroFill(long * item, pitch, lines * count)
     return ZeroFill(long * item, pitch, lines, count, step)
 
@@ -208,11 +208,11 @@ def _product(request: Any, executor: CudaExecutor, row: Row) -> Plan:
 
     wanted = requested_algorithm(request)
     if request.autotune and not any(part is not None for part in wanted):
-        from dispatch.ops.structured.tune import fastest_plan  # few requests are tuned
+        from dispatch.ops.structured.tune import fastest_plan  # imported at first use: few requests are tuned
 
         return fastest_plan(request, executor, spec, make)
     timed = None if any(part is not None for part in wanted) else kernel_of(request)
     if timed is not None:
-        with suppress(Refused):  # it is not for these operands
+        with suppress(Refused):  # the kernel does not support these operands
             return make(wanted._replace(config_id=timed))
     return make(wanted)

@@ -1,6 +1,6 @@
 """The description of a compressed matrix, and which matrices can be compressed: 2 of 4 elements, 1 of 2 in f32.
 
-Follows https://docs.nvidia.com/cuda/cusparselt/types.html and functions.html, whose extents hold on the host, too.
+Follows https://docs.nvidia.com/cuda/cusparselt/types.html and functions.html, whose extents apply to the host, too.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ MATRIX, BATCH = 2, 3  # axes
 
 
 class PruneAlgorithm(Choice):
-    """`cusparseLtPruneAlg_t`: which elements stay, as largest magnitudes.
+    """`cusparseLtPruneAlg_t`: which elements stay; those of the largest magnitudes.
 
-    STRIP: of each group of four along the columns two, of f32 of each pair one. TILE: of each tile of 4 x 4 two in each
-    row and each column, of f32 of each of 2 x 2 one, so that the sum of their magnitudes is the largest: the transposed
-    matrix can be compressed, too.
+    STRIP: in each group of four along the columns two, for f32 in each pair one. TILE: in each tile of 4 x 4 two in
+    each row and each column, for f32 one in those of each tile of 2 x 2, such that the sum of magnitudes is the
+    largest: the transposed matrix can be compressed, too.
     """
 
     TILE = 0
@@ -42,9 +42,9 @@ class StructuredForm(NamedTuple):
 
     Attributes:
         shape: (rows, k), or (batch, rows, k).
-        dtype: that of its elements.
-        by_rows: whether the matrix that was compressed had its rows one behind another, or its columns.
-        made_by: whose layout the compressed bytes have: "host", or library, version and architecture.
+        dtype: the dtype of its elements.
+        by_rows: whether the matrix was row-major before compression, or column-major.
+        made_by: the owner of the layout of the compressed bytes: "host", or library, version and architecture.
     """
 
     shape: tuple[int, ...]
@@ -54,22 +54,22 @@ class StructuredForm(NamedTuple):
 
 
 def group_of(dtype: Dtype) -> tuple[int, int]:
-    """How many elements are a group, and how many of them stay."""
+    """The number of elements of a group, and the number of those that stay."""
     return (2, 1) if dtype is F32 else (4, 2)
 
 
 def structured_step(dtype: Dtype) -> int:
-    """What the extents of a structured matrix are multiples of."""
+    """The number that the extents of a structured matrix are multiples of."""
     return 32 // dtype.itemsize
 
 
 def dense_step(dtype: Dtype) -> int:
-    """What the extents of a dense matrix are multiples of."""
+    """The number that the extents of a dense matrix are multiples of."""
     return 16 // dtype.itemsize
 
 
 def check_form(name: str, given: object) -> StructuredForm:
-    """A form whose fields are what they must be, its dtype by name; BadRequest for any other."""
+    """A form with valid fields, its dtype by name; BadRequest for any other."""
     if not isinstance(given, StructuredForm):
         hint = "a StructuredTensor a unpacks into both: matmul_2_4(*a, b)"
         raise BadRequest(name, shown(given), "a StructuredForm", hint)
@@ -86,17 +86,17 @@ def check_form(name: str, given: object) -> StructuredForm:
 
 
 def check_structured(name: str, tensor: Tensor) -> None:
-    """BadRequest unless a dense matrix, or a batch of them, is one that can be compressed."""
+    """BadRequest unless a dense matrix, or a batch of them, can be compressed."""
     if tensor.ndim not in (MATRIX, BATCH):
         raise BadRequest(name, str(tensor.layout), "a matrix (rows, k), or a batch of them (batch, rows, k)")
     check_extents(name, tensor.shape, tensor.dtype)
 
 
 def check_extents(name: str, shape: tuple[int, ...], dtype: Dtype) -> None:
-    """BadRequest for a dtype that has no sparse tensor cores, and for extents that the library does not take."""
+    """BadRequest for a dtype or extents that the sparse tensor cores or the library do not support."""
     if dtype not in DTYPES:
-        known = ", ".join(one.name for one in DTYPES)
-        raise BadRequest(name, f"{dtype}{list(shape)}", f"one of {known}", 'x.astype("f16")')
+        names = ", ".join(one.name for one in DTYPES)
+        raise BadRequest(name, f"{dtype}{list(shape)}", f"one of {names}", 'x.astype("f16")')
     step = structured_step(dtype)
     if any(extent < 1 or extent % step for extent in shape[-2:]) or 0 in shape:
         wanted = f"rows and columns that are multiples of {step}, as structured matrices of {dtype} have"

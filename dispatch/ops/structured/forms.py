@@ -45,17 +45,17 @@ class Form(NamedTuple):
 
 
 def forms(row: Row) -> list[Form]:
-    """All epilogues that there are for a row's dtypes, thrice, and all else by turns."""
+    """All epilogues of a row's dtypes, three times, with all other properties in turn."""
     has_gelu = (row.dtypes[0], row.dtypes[-1]) in GELU_DTYPES
     epilogues = EPILOGUES if has_gelu else EPILOGUES[:4]
-    found = []
+    all_forms = []
     for number in range(3 * len(epilogues)):
         activation, more = epilogues[number % len(epilogues)]
         alpha, beta = FACTORS[(number + number // 5) % 5]
         small = SMALL if row.dtypes[0] is I8 and row.dtypes[-1] is I8 else 1
-        if row.dtypes[0] is I8 and activation is Activation24.RELU:  # whole numbers are larger
+        if row.dtypes[0] is I8 and activation is Activation24.RELU:  # the results are larger integers
             more = tuple((name, value * (4 if small < 1 else 30)) for name, value in more)
-        found.append(
+        all_forms.append(
             Form(
                 SIZES[(number + number // 5) % 5],
                 (number % 2 == 0, number // 2 % 2 == 0, number // 3 % 2 == 0),
@@ -70,4 +70,4 @@ def forms(row: Row) -> list[Form]:
                 given=number % 4 != 0,
             )
         )
-    return found
+    return all_forms

@@ -1,6 +1,6 @@
-"""Matrices of which half is 0, in a pattern that tensor cores skip: `dispatch.structured`.
+"""Matrices that are half zeros, in a pattern that tensor cores skip: `dispatch.structured`.
 
-Each function is one request, or says which. They take tensors, and arrays of torch and CuPy, as requests do.
+Each function is one request, or documents which. They accept tensors, and arrays of torch and CuPy, as requests do.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ BATCH = 3  # axes
 
 
 def prune(a: Any, *, algorithm: PruneAlgorithm | str = "strip", out: Any = None) -> Any:
-    """The matrix with zeros where it is to have none: the request `prune_2_4`."""
+    """The matrix with small elements set to zero: the request `prune_2_4`."""
     return ops.prune_2_4(a, algorithm=algorithm, out=out)
 
 
 def is_structured(a: Any) -> bool:
-    """Whether a dense matrix can be compressed: the request `check_2_4`, which is waited for."""
+    """Whether a dense matrix can be compressed: the request `check_2_4`; waits for the result."""
     return not int(run(ops.Check24Request(a)).item())
 
 
 def compress(a: Any, *, validate: bool = False) -> StructuredTensor:
-    """A structured matrix compressed: the request `compress_2_4`; `validate` sees whether it is, and waits for that."""
+    """A structured matrix compressed: the request `compress_2_4`; `validate` checks it first, and waits for that."""
     request = ops.Compress24Request(a)
     if validate and not is_structured(a):
-        group, kept = group_of(request.a.dtype)
-        raise BadRequest("a", str(request.a.layout), f"at most {kept} of {group} along the columns", "prune(a)")
+        group, stored = group_of(request.a.dtype)
+        raise BadRequest("a", str(request.a.layout), f"at most {stored} of {group} along the columns", "prune(a)")
     return StructuredTensor(run(request), request.form._replace(made_by=made_by(request.device)))
 
 
 def made_by(device: Device) -> str:
-    """What decides the layout of a device's compressed bytes, for a StructuredForm that is made by hand."""
+    """The inputs that determine the layout of a device's compressed bytes, for a StructuredForm created by hand."""
     if device.is_host:
         return ON_HOST
-    from dispatch.libraries.cusparselt.handle import library_stamp  # at first use: requests bind no library
+    from dispatch.libraries.cusparselt.handle import library_stamp  # at first use: requests load no library
 
     executor: Any = device.executor()
     return library_stamp(executor)
@@ -64,23 +64,23 @@ def as_structured(a: Any, name: str = "a") -> StructuredTensor:
 
 
 def matmul(a: StructuredTensor, b: Any, **choices: Any) -> Any:
-    """alpha · A · B of a compressed A, with the epilogues of the request `matmul_2_4`, whose choices it takes."""
+    """alpha · A · B of a compressed A, with the epilogues of the request `matmul_2_4`, and its choices."""
     return ops.matmul_2_4(*as_structured(a).parts, b, **choices)
 
 
 def linear(x: Any, weight: StructuredTensor, bias: Any = None, **choices: Any) -> Any:
-    """activation(x · Wᵀ + bias) for x (…, k) and a compressed W (m, k): (…, m), as torch's `linear` has it.
+    """activation(x · Wᵀ + bias) for x (…, k) and a compressed W (m, k): (…, m), like torch's `linear`.
 
-    It is the transpose of `matmul_2_4` of W and xᵀ, with the choices of that, and copies nothing; NoRow speaks of that
-    request, whose b is xᵀ. x has lines as B has columns: a multiple of 8, 16 where elements have 8 bits, 4 in f32.
+    It is the transpose of `matmul_2_4` of W and xᵀ, with its choices, and copies nothing; NoRow refers to that request,
+    whose b is xᵀ. The number of lines of x is a multiple of 8, 16 for 8-bit elements, 4 for f32, like the columns of B.
     """
     w = as_structured(weight, "weight")
     if w.ndim == BATCH or w.is_transposed:
         raise BadRequest("weight", repr(w), "one matrix (m, k), not transposed")
     shape = getattr(x, "shape", None)
     if not shape:
-        given = f"a {type(x).__name__}" if shape is None else "one number, without axes"
-        raise BadType("x", given, f"a tensor {w.dtype}[…, {w.shape[-1]}]", "dispatch.device().array(x) makes one")
+        shown_x = f"a {type(x).__name__}" if shape is None else "one number, without axes"
+        raise BadType("x", shown_x, f"a tensor {w.dtype}[…, {w.shape[-1]}]", "dispatch.device().array(x) makes one")
     lead = tuple(shape[:-1])
     lines = x if len(lead) == 1 else x.reshape(-1, shape[-1])
     try:
@@ -93,37 +93,37 @@ def linear(x: Any, weight: StructuredTensor, bias: Any = None, **choices: Any) -
 
 
 def error_about_x(error: BadRequest, x: Any, w: StructuredTensor) -> BadRequest:
-    """An error about xᵀ, the b of a product W · xᵀ, as an error about x."""
+    """An error about xᵀ, the b of a product W · xᵀ, converted to an error about x."""
     try:
         dtype = Dtype.of(x.dtype)
-    except TypeError:  # none of ours
+    except TypeError:  # not an error of this library
         dtype = x.dtype
-    given, k, step = f"{dtype}{list(x.shape)}", w.shape[-1], dense_step(w.dtype)
+    actual, k, step = f"{dtype}{list(x.shape)}", w.shape[-1], dense_step(w.dtype)
     if dtype is not w.dtype or x.shape[-1] != k:
         hint = "" if dtype is w.dtype else f"x.astype('{w.dtype}')"
-        return BadRequest("x", given, f"{w.dtype}[…, {k}], as the compressed matrix is {list(w.shape)}", hint)
+        return BadRequest("x", actual, f"{w.dtype}[…, {k}], as the compressed matrix is {list(w.shape)}", hint)
     lines = math.prod(x.shape[:-1])
     if lines % step:
         wanted = f"a multiple of {step} lines, as dense matrices of {w.dtype} have"
-        return BadRequest("x", f"{given}, with {lines} in all", wanted, "fill it up with zeros")
+        return BadRequest("x", f"{actual}, with {lines} in all", wanted, "fill it up with zeros")
     return error.renamed({"b": "x"})
 
 
 def todense(a: StructuredTensor) -> Any:
-    """The dense matrix: on the host as it was, on a GPU as the product with the identity, `matmul_2_4`."""
-    found = as_structured(a)
-    if found.is_transposed:
-        return todense(found.mT).mT
-    device, k = found.device, found.shape[-1]
+    """The dense matrix: on the host exactly, on a GPU as the product with the identity, `matmul_2_4`."""
+    compressed = as_structured(a)
+    if compressed.is_transposed:
+        return todense(compressed.mT).mT
+    device, k = compressed.device, compressed.shape[-1]
     if device.is_host:
-        return device.array(unpack(np.asarray(found.data), found.form))
-    identity = device.array(np.eye(k).astype(found.dtype.numpy))  # symmetric: it is column-major as well
-    return matmul(found, identity.T, out_dtype=found.dtype, **compute_choice(found))
+        return device.array(unpack(np.asarray(compressed.data), compressed.form))
+    identity = device.array(np.eye(k).astype(compressed.dtype.numpy))  # symmetric: it is column-major as well
+    return matmul(compressed, identity.T, out_dtype=compressed.dtype, **compute_choice(compressed))
 
 
-# -- what a StructuredTensor asks for ---------------------------------------------------------------------------------
+# -- the operators of a StructuredTensor ------------------------------------------------------------------------------
 def compute_choice(a: StructuredTensor) -> dict[str, Any]:
-    """The compute type of an operator, which has none of its own: TF32 for f32, for the library has no other."""
+    """The compute type of an operator, which has no such choice: TF32 for f32, the library's only one."""
     return {"compute": Compute.COMPUTE_32F_FAST_TF32} if a.dtype is F32 else {}
 
 
@@ -139,12 +139,12 @@ def left_product(a: StructuredTensor, other: Any) -> Any:
     if not a.is_transposed:
         raise BadRequest("b", repr(a), "a transposed one: its groups lie along k", "x @ a.T; or compress b.T: x @ c.T")
     try:
-        found = matmul(a.mT, other.mT, **compute_choice(a))
+        transposed = matmul(a.mT, other.mT, **compute_choice(a))
     except BadRequest as error:
         if error.operand == "b":
             raise error_about_x(error, other, a.mT) from error
         raise
-    return found.mT
+    return transposed.mT
 
 
 StructuredTensor.product, StructuredTensor.left_product = staticmethod(product), staticmethod(left_product)

@@ -1,9 +1,9 @@
-"""Which of cuSPARSELt's kernels a product is carried out by where nobody says: those that were the fastest, by extents.
+"""The default kernels of cuSPARSELt's products: the ones that were the fastest, by extents.
 
-The library's own choice is its kernel 0, whatever the extents. On an H200 (0.8.0) 212 products took 1.69 times as long
-by it as by the best of the first 30 in the geometric mean, and those of f16 with column-major D 3.4 times, 10 at worst.
-Chosen as here they took 1.01, and 1.20 at worst. Numbers stand for other kernels in another version, so that the table
-is for the one that was timed; others have their own choice, and `autotune=True`.
+The library's own default is its kernel 0, whatever the extents. On an H200 (0.8.0) 212 products took 1.69 times as long
+with it as with the best of the first 30 in the geometric mean, and those of f16 with column-major D 3.4 times, 10 at
+worst. With the choices here they took 1.01, and 1.20 at worst. Another version numbers other kernels, so the table is
+for the version that was timed; others use the library's default, or `autotune=True`.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 __all__ = ["TIMED", "Kernels", "kernel_of"]
 
 VERSIONS, ARCH = ("cusparseLt 0.8.",), " sm_90"
-ENOUGH_TILES = 80  # tiles of a result that keep 132 multiprocessors at work
+ENOUGH_TILES = 80  # tiles of a result that keep 132 multiprocessors busy
 NARROW = 128  # columns of B, up to which tiles are tall
-LARGE = 2048  # rows of A, from which on k is worth sharing among the blocks of a cluster
+LARGE = 2048  # rows of A, from which on sharing k among the blocks of a cluster is faster
 
 
 class Kernels(NamedTuple):
-    """Numbers of kernels by what they are for: the tile of D that a block computes, as rows x columns."""
+    """Kernel numbers by use: the tile of D that a block computes, as rows x columns."""
 
-    wide: int  # 128 x 256, two blocks a cluster, which share B
-    tall: int  # 128 x 64, where there are few columns
+    wide: int  # 128 x 256, two blocks per cluster, which share B
+    tall: int  # 128 x 64, for few columns
     medium: int  # 64 x 128
     small: int  # 64 x 64
-    few: int  # 64 x 64, eight blocks a cluster: few tiles of long sums
-    tiny: int  # as small: few tiles of short sums
+    few: int  # 64 x 64, eight blocks per cluster: few tiles of long sums
+    tiny: int  # like small: few tiles of short sums
 
 
 # By the dtypes of A and D, and whether D is row-major. bf16 and f32 have no tile of fewer than 256 and 128 columns.
@@ -50,7 +50,7 @@ TIMED = {
     ("f8e4m3", "f16", False): Kernels(wide=9, tall=8, medium=11, small=17, few=3, tiny=17),
     ("f8e4m3", "f8e4m3", True): Kernels(wide=16, tall=10, medium=0, small=20, few=9, tiny=20),
     ("f8e4m3", "f8e4m3", False): Kernels(wide=25, tall=3, medium=7, small=28, few=4, tiny=4),
-    # Not timed themselves: the kernels that have the tiles of those above.
+    # Not timed: these kernels have the same tiles as those above.
     ("i8", "f16", True): Kernels(wide=1, tall=21, medium=19, small=3, few=6, tiny=3),
     ("i8", "f16", False): Kernels(wide=13, tall=15, medium=24, small=19, few=22, tiny=19),
     ("i8", "bf16", True): Kernels(wide=8, tall=2, medium=1, small=3, few=21, tiny=3),
@@ -67,20 +67,20 @@ TIMED = {
 
 
 def kernel_of(request: Any) -> int | None:
-    """The kernel of a request that names none; None where the library is to choose."""
+    """The kernel of a request that names none; None if the library is to choose."""
     stamp, out = request.form.made_by, request.layout_of("out")
     if not stamp.startswith(VERSIONS) or not stamp.endswith(ARCH):
         return None
-    known = TIMED.get((request.a_dtype.name, request.d_dtype.name, is_row_major(out)))
-    if known is None:
+    kernels = TIMED.get((request.a_dtype.name, request.d_dtype.name, is_row_major(out)))
+    if kernels is None:
         return None
     m, n = out.shape[-2:]
     together = out.shape[0] if len(out.shape) > 2 and len(request.form.shape) == 2 else 1
-    return known[Kernels._fields.index(tiles_for(m, n, together))]
+    return kernels[Kernels._fields.index(tiles_for(m, n, together))]
 
 
 def tiles_for(m: int, n: int, count: int = 1) -> str:
-    """The field of `Kernels` for so many results of m rows and n columns in one call."""
+    """The field of `Kernels` for results of m rows and n columns, so many per call."""
 
     def has_enough_tiles(rows: int, columns: int) -> bool:
         return -(-m // rows) * -(-n // columns) * count >= ENOUGH_TILES

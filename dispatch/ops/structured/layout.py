@@ -1,8 +1,8 @@
 """The layout of matrices in memory, and the host's layout of compressed ones.
 
-The host stores, matrix by matrix, all elements that are kept, row by row, followed by a half byte for each group: the
-index of the first kept element within the group and, times four, that of the second. cuSPARSELt's own layout is known
-to that library alone.
+The host stores, matrix by matrix, the remaining elements, row by row, followed by a half byte for each group: the index
+of the first remaining element within the group and, times four, that of the second. Only cuSPARSELt knows its own
+layout.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["host_bytes", "is_row_major", "leading_dimension", "pack", "unpack"]
 
 
 def leading_dimension(layout: Layout, *, by_rows: bool) -> int | None:
-    """The leading dimension of the matrices of a row-major or column-major operand; None where they are not such."""
+    """The leading dimension of the matrices of a row-major or column-major operand; None for other layouts."""
     m, n = layout.shape[-2:]
     row, column = layout.strides[-2:]
     if not by_rows:
@@ -35,27 +35,27 @@ def leading_dimension(layout: Layout, *, by_rows: bool) -> int | None:
 
 
 def is_row_major(layout: Layout) -> bool:
-    """Whether matrices are row-major; those that are column-major, too, are."""
+    """Whether matrices are row-major; ones that are also column-major count as row-major."""
     return leading_dimension(layout, by_rows=True) is not None or leading_dimension(layout, by_rows=False) is None
 
 
 def host_bytes(shape: tuple[int, ...], dtype: Dtype) -> int:
     """The bytes of compressed matrices on the host."""
-    group, kept = group_of(dtype)
+    group, stored = group_of(dtype)
     groups = math.prod(shape) // group
-    return groups * kept * dtype.itemsize + groups // 2
+    return groups * stored * dtype.itemsize + groups // 2
 
 
 def pack(dense: Array) -> Array:
-    """Structured matrices as the host's bytes; BadRequest where a group has too many elements other than 0."""
-    group, kept = group_of(Dtype.of(dense.dtype))
+    """Structured matrices as the host's bytes; BadRequest if a group has too many nonzero elements."""
+    group, stored = group_of(Dtype.of(dense.dtype))
     groups = dense.reshape(-1, group)
     there = groups.astype(np.float64) != 0
-    if (too_many := int((there.sum(1) > kept).sum())) > 0:
-        raise BadRequest("a", f"{too_many} groups of more", f"{kept} of {group} along the columns", "prune_2_4(a)")
-    places = np.sort(np.argsort(~there, axis=1, kind="stable")[:, :kept], axis=1)
+    if (too_many := int((there.sum(1) > stored).sum())) > 0:
+        raise BadRequest("a", f"{too_many} groups of more", f"{stored} of {group} along the columns", "prune_2_4(a)")
+    places = np.sort(np.argsort(~there, axis=1, kind="stable")[:, :stored], axis=1)
     elements = np.take_along_axis(groups, places, 1)
-    nibbles = (places << 2 * np.arange(kept)).sum(1).astype(np.uint8)
+    nibbles = (places << 2 * np.arange(stored)).sum(1).astype(np.uint8)
     count = math.prod(dense.shape[:-2])
     parts = (np.ascontiguousarray(elements).view(np.uint8), nibbles[::2] | nibbles[1::2] << 4)
     return np.concatenate([part.reshape(count, -1) for part in parts], axis=1).reshape(-1)
@@ -64,17 +64,17 @@ def pack(dense: Array) -> Array:
 def unpack(data: Array, form: StructuredForm) -> Array:
     """The matrices of the host's bytes."""
     dtype = Dtype.of(form.dtype)
-    group, kept = group_of(dtype)
+    group, stored = group_of(dtype)
     groups = math.prod(form.shape) // group
     count = math.prod(form.shape[:-2])
-    apart = data.reshape(count, -1)
-    behind = groups // count * kept * dtype.itemsize
-    elements = np.ascontiguousarray(apart[:, :behind]).reshape(-1).view(dtype.numpy).reshape(groups, kept)
-    halves = apart[:, behind:].reshape(-1)
+    split = data.reshape(count, -1)
+    behind = groups // count * stored * dtype.itemsize
+    elements = np.ascontiguousarray(split[:, :behind]).reshape(-1).view(dtype.numpy).reshape(groups, stored)
+    halves = split[:, behind:].reshape(-1)
     nibbles = np.stack([halves & 15, halves >> 4], 1).reshape(-1).astype(np.int64)
-    places = nibbles[:, None] >> 2 * np.arange(kept) & 3
+    places = nibbles[:, None] >> 2 * np.arange(stored) & 3
     if (places >= group).any():
         raise BadRequest("a", "places beyond a group", "bytes that compress_2_4 has made")
-    found = np.zeros((groups, group), dtype.numpy)
-    np.put_along_axis(found, places, elements, 1)
-    return found.reshape(form.shape)
+    dense = np.zeros((groups, group), dtype.numpy)
+    np.put_along_axis(dense, places, elements, 1)
+    return dense.reshape(form.shape)

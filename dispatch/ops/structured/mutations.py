@@ -21,7 +21,7 @@ __all__ = ["MUTATIONS"]
 
 
 def product_with(**changes: Callable[[Any], Any]) -> Mutation:
-    """The product of a request with other fields; None where one is to become None, or nothing changes."""
+    """The product of a request with other fields; None if a field is to become None, or nothing changes."""
 
     def mutation(request: Any) -> Results | None:
         if request.op != "matmul_2_4":
@@ -46,12 +46,12 @@ def without(name: str, **more: Any) -> Mutation:
 
 
 def neighbours(name: str) -> Mutation:
-    """The product with each element of an operand that of its neighbour along the axis of D's rows, or of k."""
+    """The product in which each element of an operand is its neighbour's along the axis of D's rows, or of k."""
     roll = of_operand(evaluate, name, lambda values: np.roll(values, 1, axis=-2 if name == "b" else -1))
 
     def mutation(request: Any) -> Results | None:
-        found = roll(request) if request.op == "matmul_2_4" else None
-        return None if found is None else {"out": clipped(found["out"], request.d_dtype)}
+        rolled = roll(request) if request.op == "matmul_2_4" else None
+        return None if rolled is None else {"out": clipped(rolled["out"], request.d_dtype)}
 
     return mutation
 
@@ -64,12 +64,12 @@ def other_algorithm(request: Any) -> Results | None:
 
 
 def unpruned(request: Any) -> Results | None:
-    """The matrix as it was."""
+    """The matrix, not pruned."""
     return {"out": np.asarray(request.a)} if request.op == "prune_2_4" else None
 
 
 def smallest(request: Any) -> Results | None:
-    """The smallest elements stay, and not the largest."""
+    """The smallest elements stay instead of the largest."""
     if request.op != "prune_2_4":
         return None
     dense = np.asarray(request.a)

@@ -26,7 +26,7 @@ VECTORS = ("bias", "alpha_vector", "beta_vector")
 
 
 class Activation24(Choice):
-    """What is applied to the product: `CUSPARSELT_MATMUL_ACTIVATION_*`; GELU in the form with tanh."""
+    """The activation of the product: `CUSPARSELT_MATMUL_ACTIVATION_*`; GELU is the tanh approximation."""
 
     NONE = 0
     RELU = 1
@@ -34,9 +34,9 @@ class Activation24(Choice):
 
 
 class SplitKMode(Choice):
-    """`cusparseLtSplitKMode_t`, how a product that is split along k is added up; DEFAULT is the library's choice.
+    """`cusparseLtSplitKMode_t`, how the parts of a product split along k are summed; DEFAULT is the library's choice.
 
-    ONE_KERNEL and TWO_KERNELS are for GPUs before sm_90, the others for those after it.
+    ONE_KERNEL and TWO_KERNELS are for GPUs before sm_90, the others for sm_90 and later.
     """
 
     DEFAULT = 0
@@ -50,36 +50,35 @@ class SplitKMode(Choice):
 
 @dataclass(frozen=True, eq=False)
 class Matmul24Request(ScaledRequest["Tensor"]):
-    """The product of a compressed matrix A (m, k) and a dense B (k, n), with what the library fuses to it.
+    """The product of a compressed matrix A (m, k) and a dense B (k, n), with the library's fused epilogue.
 
-    D = activation(alpha · A · B + beta · C + bias), summed up in f32, of i8 in i32. `x @ w.T` is the transpose of a
-    product with w, and is carried out as one: D lies as B does, or as C where there is one.
+    D = activation(alpha · A · B + beta · C + bias), summed in f32, for i8 in i32. `x @ w.T` is the transpose of a
+    product with w, and is computed as such; D has the layout of C if there is one, else of B.
 
     Attributes:
-        a: the bytes of A, u8, as `compress_2_4` makes them.
+        a: the bytes of A, u8, from `compress_2_4`.
         form: a `StructuredForm`. A `StructuredTensor` unpacks into both: `matmul_2_4(*a, b)`.
-        b: (k, n) or (batch, k, n), of A's dtype, row-major or column-major; column-major where elements have 8 bits.
-            n is a multiple of 8, of 16 where elements have 8 bits, and of 4 in f32. A or B may be one for a batch.
-        c: added as beta · C, of D's shape and layout; `beta` is 1 where c is given and else 0.
+        b: (k, n) or (batch, k, n), of A's dtype, row-major or column-major; column-major for 8-bit elements. n is a
+            multiple of 8, of 16 for 8-bit elements, and of 4 for f32. A or B may be shared by a batch.
+        c: added as beta · C, of D's shape and layout; `beta` is 1 if there is a c, else 0.
         bias: (m,), or (batch, m), added to each column of D; of C's dtype, and f32 for i8.
         alpha, beta: numbers.
-        alpha_vector, beta_vector: f32 (m,), a factor for each row of D in the number's place; of i8 alone. beta_vector
-            goes with alpha_vector, and alpha_vector beside c with beta_vector.
-        activation: NONE, RELU or GELU; the latter for i8 to i8, f8e4m3 to bf16 or f8e4m3, f8e5m2 to f8e5m2, and of
-            16 bits before sm_100 for f8e5m2 to bf16, from there on for f8e4m3 to f16.
+        alpha_vector, beta_vector: f32 (m,), a factor for each row of D instead of the number; only for i8. beta_vector
+            requires alpha_vector, and alpha_vector with a c requires beta_vector.
+        activation: NONE, RELU or GELU; GELU is for i8 to i8, f8e4m3 to bf16 or f8e4m3, f8e5m2 to f8e5m2, and for 16-bit
+            results before sm_100 for f8e5m2 to bf16, from sm_100 on for f8e4m3 to f16.
         upper_bound, threshold: of RELU, which is 0 up to the threshold, and at most the bound.
-        gelu_scaling: a factor behind GELU.
-        out_dtype: that of D where `out` is left out; None takes c's, else a's (i32 for i8, bf16 for fp8).
-        compute: "tf32" for f32, which the library has nothing else for; "16f" sums up f16 in f16, on sm_90; None takes
-            f32 or i32.
-        split_k: into how many parts k is split; -1 on sm_90 is the library's own way of it, None its choice.
+        gelu_scaling: a factor of the result of GELU.
+        out_dtype: that of D if `out` is left out; None uses c's, else a's (i32 for i8, bf16 for fp8).
+        compute: "tf32" for f32, the library's only choice; "16f" sums f16 in f16, on sm_90; None selects f32 or i32.
+        split_k: the number of parts that k is split into; -1 on sm_90 is the library's own method, None its choice.
         split_k_mode: a `SplitKMode`.
-        split_k_buffers: how many buffers partial sums have, on GPUs before sm_90; None is the library's choice.
-        config_id: the number of a kernel, from 0 on; None is the library's choice. NoRow says how many there are.
-            Refused of 0.8 on sm_90, where some kernels end the process by an illegal instruction.
-        autotune: have the library run all its kernels, once, keep the fastest, and remember it on disk.
-            Refused where config_id is.
-        library: the one whose rows alone are asked, "cusparseLt"; None asks all in the table's order.
+        split_k_buffers: the number of buffers for partial sums, on GPUs before sm_90; None is the library's choice.
+        config_id: the number of a kernel, from 0 on; None is the library's choice. NoRow states how many there are.
+            Refused for 0.8 on sm_90, where some kernels end the process by an illegal instruction.
+        autotune: let the library run all its kernels once, keep the fastest, and store it on disk. Refused if config_id
+            is refused.
+        library: only rows of this library are considered, "cusparseLt"; None considers all, in the table's order.
         out: D (m, n) or (batch, m, n), row-major or column-major; it may be c itself.
     """
 
@@ -114,7 +113,7 @@ class Matmul24Request(ScaledRequest["Tensor"]):
     library: str | None = None
     out: Tensor | None = None
 
-    # -- what it is ---------------------------------------------------------------------------------------------------
+    # -- derived values -----------------------------------------------------------------------------------------------
     @property
     def a_dtype(self) -> Dtype:
         """The dtype of A's elements."""
@@ -133,7 +132,7 @@ class Matmul24Request(ScaledRequest["Tensor"]):
 
     @property
     def c_dtype(self) -> Dtype:
-        """The dtype of C; without one that of D, and beside a D of fp8 that of the bias, or bf16."""
+        """The dtype of C; without a C that of D, and for a D of fp8 that of the bias, or bf16."""
         if self.c is not None:
             return self.c.dtype
         if not self.d_dtype.is_fp8:
@@ -146,9 +145,9 @@ class Matmul24Request(ScaledRequest["Tensor"]):
 
     @property
     def batch(self) -> int | None:
-        """How many products there are; None where D is one matrix."""
-        found = [shape[0] for shape in (self.form.shape, self.b.shape) if len(shape) == BATCH]
-        return found[0] if found else None
+        """The number of products; None if D is one matrix."""
+        batches = [shape[0] for shape in (self.form.shape, self.b.shape) if len(shape) == BATCH]
+        return batches[0] if batches else None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -240,6 +239,6 @@ class Matmul24Request(ScaledRequest["Tensor"]):
         return (*choices, self.d_dtype.name, self.reads_c)
 
     def named_arguments(self) -> NamedArguments:
-        found = super().named_arguments()
+        named = super().named_arguments()
         by_vector = {name for name in self.numbers if getattr(self, f"{name}_vector") is not None}
-        return found._replace(numbers={name: one for name, one in found.numbers.items() if name not in by_vector})
+        return named._replace(numbers={name: one for name, one in named.numbers.items() if name not in by_vector})

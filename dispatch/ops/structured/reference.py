@@ -1,4 +1,4 @@
-"""Structured matrices in NumPy: what the host computes, and in float64 what is right."""
+"""Structured matrices in NumPy: the host's results, and the expected ones in float64."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ if TYPE_CHECKING:
 
 __all__ = ["clipped", "evaluate", "is_structured", "kept_mask", "multiplied", "numpy_structured", "tiles"]
 
-LARGEST = 1e300  # in place of an infinity, or NaN, whose magnitudes are compared
-GELU_FACTOR, GELU_CUBE = 0.7978845608028654, 0.044715  # sqrt(2 / pi), and of the cube beside x
+LARGEST = 1e300  # replaces infinities and NaN in comparisons of magnitudes
+GELU_FACTOR, GELU_CUBE = 0.7978845608028654, 0.044715  # sqrt(2 / pi), and the factor of x cubed
 
 
 def numpy_structured(request: Any, executor: object, row: Row) -> NumpyPlan:
-    """A plan that computes with NumPy: whole numbers exactly, and results within their dtype's range."""
+    """A plan that computes with NumPy: integers exactly, and results within their dtype's range."""
     del request, executor
     return NumpyPlan(row, stored_results, np.dtype(np.float64) if row.dtypes[0] is I8 else work_of(row.dtypes[0]))
 
 
 def evaluate(request: Any, work: np.dtype[Any]) -> Results:
-    """The outputs of a request by name, in a working dtype; of what is moved and not computed, as it is."""
+    """The outputs of a request by name, in a working dtype; data that is only moved keeps its dtype."""
     return OPS[request.op](request, work)
 
 
 def stored_results(request: Any, work: np.dtype[Any]) -> Results:
-    """The outputs as an operand holds them: to the nearest whole number, and none beyond the range of 8 bits."""
-    found = evaluate(request, work)
+    """The outputs as an operand stores them: rounded to integers, and clipped to the range of 8 bits."""
+    results = evaluate(request, work)
     if request.op != "matmul_2_4":
-        return found
-    out = clipped(found["out"], request.d_dtype)
+        return results
+    out = clipped(results["out"], request.d_dtype)
     return {"out": np.rint(out) if request.d_dtype.numpy.kind == "i" else out}
 
 
 def clipped(out: Array, dtype: Dtype) -> Array:
-    """Results within the range of whole numbers, or of 8 bits, which are not infinite."""
+    """Results clipped to the range of integers, or of 8-bit floats, which have no infinities."""
     if dtype.numpy.kind == "i":
         limits = np.iinfo(dtype.numpy)
         return np.clip(out, limits.min, limits.max)
@@ -60,19 +60,19 @@ def clipped(out: Array, dtype: Dtype) -> Array:
 
 # -- structure --------------------------------------------------------------------------------------------------------
 def magnitudes(dense: Array) -> Array:
-    """Magnitudes to be compared and added up, in float64; NaN is as large as infinity."""
-    found = np.abs(dense.astype(np.float64))
-    return np.nan_to_num(found, nan=LARGEST, posinf=LARGEST)
+    """Magnitudes for comparisons and sums, in float64; NaN counts as infinity."""
+    sizes = np.abs(dense.astype(np.float64))
+    return np.nan_to_num(sizes, nan=LARGEST, posinf=LARGEST)
 
 
 @cache
 def tiles(group: int, kept: int) -> Array:
-    """The patterns of a tile that keep so many of each row and each column, in lexicographic order, as 0 and 1."""
+    """The patterns of a tile with so many nonzeros in each row and each column, in lexicographic order, as 0 and 1."""
     lines = [tuple(int(place in chosen) for place in range(group)) for chosen in combinations(range(group), kept)]
-    found = [
+    patterns = [
         tile for tile in product(lines, repeat=group) if all(sum(column) == kept for column in zip(*tile, strict=True))
     ]
-    return np.array(found, np.float64).reshape(len(found), group * group)
+    return np.array(patterns, np.float64).reshape(len(patterns), group * group)
 
 
 def kept_mask(dense: Array, algorithm: PruneAlgorithm, group: int, kept: int) -> Array:
@@ -86,10 +86,10 @@ def kept_mask(dense: Array, algorithm: PruneAlgorithm, group: int, kept: int) ->
         return np.asarray(stay.reshape(dense.shape))
     *batch, m, k = dense.shape
     split = (*batch, m // group, group, k // group, group)
-    apart = np.moveaxis(sizes.reshape(split), -3, -2)
+    groups = np.moveaxis(sizes.reshape(split), -3, -2)
     patterns = tiles(group, kept)
-    best = patterns[(apart.reshape(-1, group * group) @ patterns.T).argmax(axis=1)]
-    return np.asarray(np.moveaxis(best.reshape(apart.shape), -2, -3).reshape(dense.shape) != 0)
+    best = patterns[(groups.reshape(-1, group * group) @ patterns.T).argmax(axis=1)]
+    return np.asarray(np.moveaxis(best.reshape(groups.shape), -2, -3).reshape(dense.shape) != 0)
 
 
 def pruned(request: Any, work: np.dtype[Any]) -> Results:
@@ -101,7 +101,7 @@ def pruned(request: Any, work: np.dtype[Any]) -> Results:
 
 
 def is_structured(dense: Array, group: int, kept: int) -> bool:
-    """Whether no group has more elements other than 0 than may stay."""
+    """Whether no group has too many nonzero elements."""
     there = dense.astype(np.float64).reshape(-1, group) != 0
     return bool((there.sum(1) <= kept).all())
 
@@ -131,17 +131,17 @@ def activated(request: Any, x: Array) -> Array:
 
 
 def multiplied(request: Any, work: np.dtype[Any], dense: Array | None = None) -> Results:
-    """A product and its epilogue; of a matrix that is given, where its bytes are a library's."""
+    """A product and its epilogue; of the matrix argument, if the bytes are in a library's layout."""
     a = unpack(np.asarray(request.a), request.form) if dense is None else dense
-    found = np.matmul(a.astype(work), values(request.b, work))
+    result = np.matmul(a.astype(work), values(request.b, work))
     alpha, beta = (work.type(request.factor(name)) for name in ("alpha", "beta"))
-    found = found * (alpha if request.alpha_vector is None else values(request.alpha_vector, work)[:, None])
+    result = result * (alpha if request.alpha_vector is None else values(request.alpha_vector, work)[:, None])
     if request.reads_c:
         factor = beta if request.beta_vector is None else values(request.beta_vector, work)[:, None]
-        found = found + factor * values(request.c, work)
+        result = result + factor * values(request.c, work)
     if request.bias is not None:
-        found = found + values(request.bias, work)[..., None]
-    return {"out": activated(request, np.asarray(found))}
+        result = result + values(request.bias, work)[..., None]
+    return {"out": activated(request, np.asarray(result))}
 
 
 OPS: dict[str, Callable[[Any, np.dtype[Any]], Results]] = {

@@ -1,4 +1,4 @@
-"""What cuSPARSELt takes beyond its dtypes: each rule gives "needs …, has …", or ""."""
+"""The operands that cuSPARSELt supports beyond its dtypes: each rule returns "needs …, has …", or ""."""
 
 from __future__ import annotations
 
@@ -26,24 +26,25 @@ __all__ += ["separate_results"]
 
 ALIGNMENT, STRUCTURED_LINE = 16, 32  # bytes
 SM100 = Arch(100)
-# The dtypes of A and of D for which the library has GELU, as its own messages list them (0.8.0 and 0.10.0): on each
-# GPU, and beside these before sm_100, and from there on.
+# The dtypes of A and of D for which the library supports GELU, according to its own messages (0.8.0 and 0.10.0): on all
+# GPUs, and additional ones before sm_100, and from sm_100 on.
 GELU_DTYPES = ((I8, I8), (F8E4M3, BF16), (F8E4M3, F8E4M3), (F8E5M2, F8E5M2))
 GELU_DTYPES_BEFORE_SM100, GELU_DTYPES_FROM_SM100 = ((F8E5M2, BF16),), ((F8E4M3, F16),)
-# Libraries and GPUs of which some kernels ended in CUDA_ERROR_ILLEGAL_INSTRUCTION, as a stamp begins and ends: of the
-# 52 that 0.8.0 counts for a product of f16 on an H100 the first was number 36. No case did by the library's own choice.
+# The beginnings and endings of stamps of libraries and GPUs with kernels that end in CUDA_ERROR_ILLEGAL_INSTRUCTION: of
+# the 52 that 0.8.0 counts for a product of f16 on an H100 the first was number 36. No case failed with the library's
+# own choice.
 FAULTY_LIBRARIES: tuple[tuple[str, str], ...] = (("cusparseLt 0.8.", " sm_90"),)
-# So many kernels are asked of these: on an H200 those of nine products in five dtypes gave right results.
+# Only so many kernels are used there: on an H200 those of nine products in five dtypes gave correct results.
 SAFE_KERNELS = 30
 
 
 def aligned(request: Any) -> str:
-    """Every operand begins at a multiple of 16 bytes."""
+    """Every operand is aligned to 16 bytes."""
     return at_multiples(request, ALIGNMENT)
 
 
 def check_order(name: str, layout: Layout, *, by_rows: bool | None = None, line: int = ALIGNMENT) -> str:
-    """Row-major or column-major matrices, or those of one order, whose lines lie at multiples of so many bytes."""
+    """Row-major or column-major matrices, or those of one order, with lines aligned to so many bytes."""
     if not layout.size:
         return ""
     orders = (True, False) if by_rows is None else (by_rows,)
@@ -63,12 +64,12 @@ def check_order(name: str, layout: Layout, *, by_rows: bool | None = None, line:
 
 
 def has_8_bits(dtype: Dtype) -> bool:
-    """Whether elements have 8 bits, of which A is row-major and B column-major."""
+    """Whether elements have 8 bits, which need a row-major A and a column-major B."""
     return dtype.itemsize == 1
 
 
 def matrix_order(request: Any) -> str:
-    """The matrix is row-major or column-major, one of 8 bits row-major, with lines at multiples of 32 bytes."""
+    """The matrix is row-major or column-major, an 8-bit one row-major, with lines aligned to 32 bytes."""
     by_rows = True if has_8_bits(request.a.dtype) else None
     return check_order("a", request.a.layout, by_rows=by_rows, line=STRUCTURED_LINE)
 
@@ -80,12 +81,12 @@ def same_layout(request: Any) -> str:
 
 
 def contiguous(request: Any) -> str:
-    """A matrix that is dense in memory, for its form has no strides."""
+    """A contiguous matrix, because its form has no strides."""
     layout = request.a.layout
     m, n = layout.shape[-2:]
     step = n if is_row_major(layout) else m
-    apart = layout.strides[:-2] and layout.strides[0] != m * n and layout.shape[0] > 1
-    if leading_dimension(layout, by_rows=is_row_major(layout)) != step or apart:
+    has_gap = layout.strides[:-2] and layout.strides[0] != m * n and layout.shape[0] > 1
+    if leading_dimension(layout, by_rows=is_row_major(layout)) != step or has_gap:
         return f"needs a dense in memory, has {layout}: copy it"
     return ""
 
@@ -101,7 +102,7 @@ def contiguous_batch(request: Any) -> str:
 
 
 def operand_orders(request: Any) -> str:
-    """B and D are row-major or column-major; of 8 bits A is row-major and B column-major. C lies as D does."""
+    """B and D are row-major or column-major; for 8 bits A is row-major and B column-major. C has the layout of D."""
     is_narrow, out = has_8_bits(request.a_dtype), request.layout_of("out")
     if is_narrow and not request.form.by_rows:
         return "needs a compressed matrix that was row-major, has one that was column-major: compress a copy"
@@ -113,16 +114,16 @@ def operand_orders(request: Any) -> str:
 
 
 def _strides_apart(name: str, layout: Layout, other_name: str, other: Layout, copied: str) -> str:
-    """The reason where two matrices differ in strides, even in that of an axis of one element; "" without elements.
+    """The reason if two matrices differ in strides, even for an axis of one element; "" without elements.
 
-    One descriptor has the leading dimension of both. Layouts that print alike are told apart by their strides.
+    One descriptor has the leading dimension of both. The message includes strides if the layouts print alike.
     """
     if layout.strides == other.strides or not layout.size:
         return ""
-    given = f"{layout} and {other}"
+    both = f"{layout} and {other}"
     if str(layout) == str(other):
-        given = f"{layout} with element strides {layout.strides} and {other.strides}"
-    return f"needs {name} laid out as {other_name}, has {given}: pass out, or copy {copied}"
+        both = f"{layout} with element strides {layout.strides} and {other.strides}"
+    return f"needs {name} laid out as {other_name}, has {both}: pass out, or copy {copied}"
 
 
 def separate_results(request: Any) -> str:
@@ -132,7 +133,7 @@ def separate_results(request: Any) -> str:
 
 
 def dense_vectors(request: Any) -> str:
-    """Vectors whose elements are one behind another."""
+    """Contiguous vectors."""
     for name in ("bias", "alpha_vector", "beta_vector"):
         vector = getattr(request, name)
         if vector is None or not vector.layout.size:
@@ -144,38 +145,38 @@ def dense_vectors(request: Any) -> str:
 
 
 def factor_vectors(request: Any) -> str:
-    """Vectors of factors beside whole numbers alone, and C with a vector where the product has one."""
-    given = request.alpha_vector is not None or request.beta_vector is not None
+    """Vectors of factors only for integers, and for C a vector if the product has one."""
+    is_used = request.alpha_vector is not None or request.beta_vector is not None
     if request.alpha_vector is not None and request.reads_c and request.beta_vector is None:
         return "needs beta_vector for c beside alpha_vector, has a number, which the library then leaves out"
     if request.a_dtype is I8 and request.bias is not None and request.d_dtype in HALF:
         return f"needs no bias for i8 to {request.d_dtype}, has one: cuSPARSELt 0.8 gave other numbers; ask for i32"
-    return f"needs i8 for vectors of factors, has {request.a_dtype}" if given and request.a_dtype is not I8 else ""
+    return f"needs i8 for vectors of factors, has {request.a_dtype}" if is_used and request.a_dtype is not I8 else ""
 
 
 def gelu_dtypes(request: Any) -> str:
-    """The dtypes that GELU is there for on the GPU that has compressed A; on the host those of every GPU."""
+    """The dtypes for which the GPU that compressed A supports GELU; on the host those of every GPU."""
     if request.activation is not Activation24.GELU:
         return ""
-    known: tuple[tuple[Dtype, Dtype], ...] = GELU_DTYPES + GELU_DTYPES_BEFORE_SM100 + GELU_DTYPES_FROM_SM100
+    supported: tuple[tuple[Dtype, Dtype], ...] = GELU_DTYPES + GELU_DTYPES_BEFORE_SM100 + GELU_DTYPES_FROM_SM100
     where = request.form.made_by.rpartition(" ")[2]
     if where.removeprefix("sm_").isdigit():
-        known = GELU_DTYPES + (GELU_DTYPES_FROM_SM100 if Arch.of(where) >= SM100 else GELU_DTYPES_BEFORE_SM100)
-    if (request.a_dtype, request.d_dtype) in known:
+        supported = GELU_DTYPES + (GELU_DTYPES_FROM_SM100 if Arch.of(where) >= SM100 else GELU_DTYPES_BEFORE_SM100)
+    if (request.a_dtype, request.d_dtype) in supported:
         return ""
-    listed = ", ".join(f"{a} to {d}" for a, d in known)
+    listed = ", ".join(f"{a} to {d}" for a, d in supported)
     return f"needs {listed} for GELU, has {request.a_dtype} to {request.d_dtype}"
 
 
 def is_faulty(stamp: str) -> bool:
-    """Whether some kernels of the library and GPU that have compressed a matrix end the process."""
+    """Whether some kernels of the library and GPU that compressed a matrix end the process."""
     return any(stamp.startswith(begins) and stamp.endswith(ends) for begins, ends in FAULTY_LIBRARIES)
 
 
 def columns_of_f32(request: Any) -> str:
-    """B column-major for f32 where cuSPARSELt does not end, or by an error, when it plans another: 0.8.0 on an H200.
+    """B column-major for f32 if cuSPARSELt ends, or fails, when it plans a row-major one: 0.8.0 on an H200.
 
-    The six cases with a row-major B failed, each in a process of its own, and the six with a column-major one passed.
+    The six cases with a row-major B failed, each in a separate process, and the six with a column-major one passed.
     """
     if request.a_dtype is not F32 or not is_faulty(stamp := request.form.made_by):
         return ""
@@ -184,7 +185,7 @@ def columns_of_f32(request: Any) -> str:
 
 
 def safe_kernels(request: Any) -> str:
-    """The first kernels where later ones have faulted, by which a process loses its GPU."""
+    """The first kernels if later ones have faulted; after a fault a process loses its GPU."""
     if request.config_id is None or request.config_id < SAFE_KERNELS or not is_faulty(stamp := request.form.made_by):
         return ""
     what = "of whose later kernels some end the process by an illegal instruction"

@@ -1,4 +1,4 @@
-"""StructuredTensor: a compressed matrix as its bytes and a form, over the memory of whoever has it."""
+"""StructuredTensor: a compressed matrix as its bytes and a form, over the caller's memory."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ Part = Tensor | StructuredForm
 
 
 class StructuredTensor:
-    """A matrix, or a batch of them, of which two elements of four are there, in f32 one of two: bytes and their `form`.
+    """A matrix, or a batch of them, with at most two nonzeros of four elements (one of two for f32): bytes and `form`.
 
-    It unpacks into the two fields that the request has: `dispatch.matmul_2_4(*a, b)`. `a @ b` and `x @ a.T` are such
-    products. What the bytes mean depends on the library's version and the GPU: they are for where they were made.
+    It unpacks into the two fields of a request: `dispatch.matmul_2_4(*a, b)`. `a @ b` and `x @ a.T` are such
+    products. The layout of the bytes depends on the library's version and the GPU, so they are valid only there.
     """
 
     __slots__ = ("data", "form", "is_transposed")
-    __array_priority__ = 1000  # NumPy's operators give way
+    __array_priority__ = 1000  # NumPy's operators defer to this class
     __array_ufunc__ = None
-    multiplies_tensors = True  # tensors on the left give way, too
+    multiplies_tensors = True  # tensors on the left defer to this class, too
     product: ClassVar[Callable[[StructuredTensor, Any], Any]]  # set by functions.py, which has the requests
     left_product: ClassVar[Callable[[StructuredTensor, Any], Any]]
     densified: ClassVar[Callable[[StructuredTensor], Any]]
 
     def __init__(self, data: Any, form: StructuredForm, *, is_transposed: bool = False) -> None:
-        """Bytes that `compress_2_4` has made, as a tensor or an array of another library, and their form."""
+        """Bytes from `compress_2_4`, as a tensor or an array of another library, and their form."""
         self.form, self.is_transposed = check_form("form", form), is_transposed
         self.data: Tensor = taken_in("data", data, "structured.compress(x) makes one")
 
@@ -46,12 +46,12 @@ class StructuredTensor:
 
     @property
     def parts(self) -> tuple[Tensor, StructuredForm]:
-        """The same as a tuple, of which type checkers know what is in it; BadRequest for a transposed one."""
+        """The same as a tuple with static types; BadRequest for a transposed one."""
         if self.is_transposed:
             raise BadRequest("a", repr(self), "one that is not transposed", "x @ a.T is (a @ x.T).T")
         return self.data, self.form
 
-    # -- what it is ---------------------------------------------------------------------------------------------------
+    # -- properties ---------------------------------------------------------------------------------------------------
     @property
     def shape(self) -> tuple[int, ...]:
         *batch, m, k = self.form.shape
@@ -71,12 +71,12 @@ class StructuredTensor:
 
     @property
     def nbytes(self) -> int:
-        """Of the compressed matrix."""
+        """The size in bytes of the compressed matrix."""
         return self.data.size
 
     @property
     def made_by(self) -> str:
-        """Whose layout the bytes have: "host", or library, version and architecture."""
+        """The owner of the layout of the bytes: "host", or library, version and architecture."""
         return self.form.made_by
 
     @property
@@ -109,7 +109,7 @@ class StructuredTensor:
         return StructuredTensor.left_product(self, other)
 
     def __repr__(self) -> str:
-        group, kept = group_of(self.dtype)
+        group, nonzeros = group_of(self.dtype)
         turned = ", transposed" if self.is_transposed else ""
         shape = ", ".join(map(str, self.shape))
-        return f"StructuredTensor({kept}:{group} {self.dtype}[{shape}]{turned}, by {self.made_by}, {self.device})"
+        return f"StructuredTensor({nonzeros}:{group} {self.dtype}[{shape}]{turned}, by {self.made_by}, {self.device})"

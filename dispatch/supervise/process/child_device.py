@@ -1,7 +1,7 @@
 """Devices of a child: the parent's memory, mapped at addresses of this process.
 
-`child_main.py` makes one, and attaches the chunks that the parent announces. Memory that a request needs beside its
-operands comes from the child's own pools, and ends with the child.
+`child_main.py` makes one, and attaches the chunks that the parent announces. Memory that a request needs besides its
+operands comes from the child's own pools, and is freed with the child.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Attached(Device):
 
     def _init_chunks(self) -> None:
         self.chunks: dict[int, Chunk] = {}
-        # By block. Requests keep the storages that they use; for others there is no use left to be ordered.
+        # By block. Requests keep the storages that they use alive; an unused storage needs no ordering of streams.
         self._storages: weakref.WeakValueDictionary[tuple[int, int], Storage] = weakref.WeakValueDictionary()
 
     def attach(self, number: int, nbytes: int, fd: int) -> None:
@@ -46,7 +46,7 @@ class _Attached(Device):
     def detach(self, number: int) -> None:
         """Unmap a chunk that the parent frees; no present or future request uses it.
 
-        Requests that are still known here do not keep it mapped, although their storages exist; views of it do.
+        Requests that are still defined here do not keep it mapped, although their storages exist; views of it do.
         """
         chunk = self.chunks.pop(number)
         for each in self._storages.valuerefs():
@@ -95,7 +95,7 @@ class AttachedHost(_Attached, HostDevice):
 
 
 class AttachedCuda(_Attached, CudaDevice):
-    """A GPU in a child, with the parent's memory; workspaces and the like come from a pool of the child's own."""
+    """A GPU in a child, with the parent's memory; workspaces and similar memory come from the child's own pool."""
 
     def __init__(self, ordinal: int) -> None:
         CudaDevice.__init__(self, ordinal, next(_generations))

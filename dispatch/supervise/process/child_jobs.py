@@ -63,23 +63,23 @@ def compress_report(report: list[Any]) -> list[Any]:
 
 
 class JobRunner:
-    """The mixin of a child's workers: jobs from a connection, reports to it, and going on after a defect.
+    """The mixin of a child's workers: jobs from a connection, reports to it, and continuing after a defect.
 
     Guarantees: `enqueued` grows; all jobs up to that number are enqueued (on the host: have run) or have failed. A job
-    depends only on jobs with smaller numbers, so the one with the smallest number of all can always go on.
+    depends only on jobs with smaller numbers, so the job with the smallest number of all can always continue.
     """
 
     queue: Any  # a ChildQueue
     owner: Any  # a ChildPool
     executor: Any
     device: Any
-    _order_after: Any  # the worker's own
+    _order_after: Any  # defined by the worker
     _open: Any
     _running: int
     _serve: Any
 
     def _main(self) -> None:
-        """Serve until the parent is gone. After a defect the plans are dropped; after a fault the process exits."""
+        """Serve until the parent has ended. After a defect the plans are dropped; after a fault the process exits."""
         self.jobs: deque[Any] = deque()
         self.enqueued = 0
         self.is_waiting = False
@@ -99,7 +99,7 @@ class JobRunner:
             self._serve()
         except BaseException as error:  # noqa: BLE001  # judged by `_recover`
             if isinstance(error, (EOFError, ConnectionError)) and self.queue.link.is_hung_up():
-                os._exit(0)  # the parent is gone, and the error does not come from a user's request
+                os._exit(0)  # the parent has ended, and the error does not come from a user's request
             return error
         return EOFError()
 
@@ -134,7 +134,7 @@ class JobRunner:
             jobs.extend(queue.receive(wait=False) or ())
 
     def report(self, report: list[Any]) -> None:
-        """Report to the parent what has ended: a lone request by the mailbox if the parent reads it, else a message."""
+        """Report ended jobs to the parent: a lone request by the mailbox if the parent reads it, else by a message."""
         if len(report) != 1 or self.jobs or not self.queue.announce_end(report[0]):
             self.queue.link.send(compress_report(report))
         report.clear()
@@ -142,9 +142,9 @@ class JobRunner:
     def may_start_next(self) -> bool:
         """Whether the next job may start; if it must wait for another worker, that one will wake this one."""
         waits = self.jobs[0][3] if len(self.jobs[0]) > 3 else ()
-        workers, own = self.owner.workers, self.queue.index
+        workers, own_index = self.owner.workers, self.queue.index
         for _ in range(2):  # check again after announcing that this worker waits
-            if all(index == own or workers[index].enqueued >= number for index, number in waits):
+            if all(index == own_index or workers[index].enqueued >= number for index, number in waits):
                 self.is_waiting = False
                 return True
             self.is_waiting = self.owner.ordered = True
@@ -193,7 +193,7 @@ class JobRunner:
             return None
         request = self.known[entry[1]]
         job = Job(number, None)
-        if len(entry) > 4 and monotonic() >= entry[4]:  # its deadline, which few have
+        if len(entry) > 4 and monotonic() >= entry[4]:  # its deadline; few jobs have one
             self._fail(job, DeadlineExceeded(TOO_LATE))
             return None
         if isinstance(request, BaseException):
@@ -219,7 +219,7 @@ class JobRunner:
         self.jobs.extendleft(reversed(tuple(zip(range(first, first + len(names)), names, strict=True))))
 
     def forget_requests(self, names: tuple[int, ...]) -> None:
-        """Drop what is kept for requests that the parent has dropped."""
+        """Drop the data of requests that the parent has dropped."""
 
     def _unpack_request(self, data: bytes) -> Request | BaseException:
         try:
@@ -237,18 +237,18 @@ class JobRunner:
     def _outputs(self, request: Request, places: tuple[Any, ...]) -> Operands:
         missing = request.unallocated().items()
         return {
-            name: self.owner.tensor((*place, 0), dtype.name, shape, strides, False)
-            for place, (name, (shape, strides, dtype)) in zip(places, missing, strict=True)
+            name: self.owner.tensor((*block, 0), dtype.name, shape, strides, False)
+            for block, (name, (shape, strides, dtype)) in zip(places, missing, strict=True)
         }
 
     def run(self, job: Job, request: Request) -> None:
         if trace.hooks:
-            executor, made = self.executor, job.outputs
+            executor, outputs = self.executor, job.outputs
             trace.hooked(
                 executor,
-                executor.run if made is None else executor.run_into,
+                executor.run if outputs is None else executor.run_into,
                 request,
-                *([] if made is None else [made]),
+                *([] if outputs is None else [outputs]),
             )
         elif job.outputs is None:
             self.executor.run(request)

@@ -1,7 +1,7 @@
 """The main function of a child: starts a worker thread for each stream, each with its own connection to the parent.
 
 `child_process.py` starts it by `main`. If the device is lost, the child reports that on the control connection and
-ends; if the parent is gone, it ends at once. It owns no memory that must survive.
+ends; if the parent has ended, it ends at once. It owns no memory that must survive.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ EXIT_NO_DESCRIPTORS = 71  # and of one that is out of descriptors; the reason is
 # Seconds for which a worker polls for the next message before it sleeps, while all others sleep: three times what a
 # caller that waits for each request takes to get a result and send the next. Being woken takes 15 us or more.
 POLL_SECONDS = 50e-6
-CONFIRM_SECONDS = 20e-6  # seconds within which a parent that is likely to read the mailbox must start to
+CONFIRM_SECONDS = 20e-6  # seconds within which a parent that will likely read the mailbox must begin reading it
 MAX_BACKOFF = 6  # after so many misses in a row, it polls only before one message in 2 ** 6
 MAX_REASON_CHARS = 1000  # characters of a reason that is too long for a message
 
@@ -58,7 +58,7 @@ _libc.ppoll.argtypes = (ctypes.POINTER(_Pollfd), ctypes.c_ulong, ctypes.POINTER(
 
 
 def chunk_message(control: socket.socket) -> tuple[Any, Any, list[int]]:
-    """The parent's next message, with the descriptors sent along; exits the process if the parent is gone."""
+    """The parent's next message, with the descriptors sent along; exits the process if the parent has ended."""
     data, fds, flags, _ = socket.recv_fds(control, 1 << 16, 1)
     if not data:
         os._exit(0)
@@ -81,7 +81,7 @@ class ChildQueue(WorkerQueue):
         self._pollfds = (_Pollfd * 2)(*(_Pollfd(fd, select.POLLIN) for fd in (self.wake_fd, link.socket.fileno())))
         self._misses = self._skips_left = 0  # polls in a row without success; messages to wait for without polling
         self.unconfirmed = 0  # the number of a request whose end is announced in the mailbox only
-        self._confirm_by = 0.0  # the time until which that is enough although the parent is not seen reading it
+        self._confirm_by = 0.0  # until then no message is needed, even if the parent is not seen reading the mailbox
 
     def wake(self) -> None:
         os.eventfd_write(self.wake_fd, 1)
@@ -166,7 +166,7 @@ class ChildQueue(WorkerQueue):
         return [entry]
 
     def _check_confirmed(self, mailbox: Mailbox) -> None:
-        """Check whether the parent has seen the end in the mailbox; if it is not going to, send it as a message."""
+        """Check whether the parent has seen the end in the mailbox; if it does not read it, send it as a message."""
         number = self.unconfirmed
         if mailbox.is_confirmed(number):
             self.unconfirmed = 0
@@ -180,7 +180,7 @@ class ChildQueue(WorkerQueue):
     def _sleep(self, ends: int, seconds: float) -> None:
         """Sleep until one of the first `ends` descriptors is readable, with microsecond resolution.
 
-        select.poll has milliseconds only, and select.select takes few descriptors.
+        select.poll has a resolution of milliseconds, and select.select supports few descriptors.
         """
         time = None if seconds < 0 else ctypes.byref(_Timespec(int(seconds), int(seconds % 1 * 1e9)))
         if _libc.ppoll(self._pollfds, ends, time, None) > 0 and self._pollfds[0].revents:
@@ -202,7 +202,7 @@ class ChildPool:
         self._chunks_changed = threading.Condition()
 
     def send_control(self, *message: Any) -> None:
-        """Send a message on the control connection; exits if the parent is gone."""
+        """Send a message on the control connection; exits if the parent has ended."""
         try:
             self._control.send(json.dumps(message).encode())
         except OSError as error:
@@ -211,7 +211,7 @@ class ChildPool:
             os._exit(0)
 
     def listen(self) -> None:
-        """Map the chunks that the parent creates, and unmap those that it frees, until it is gone."""
+        """Map the chunks that the parent creates, and unmap those that it frees, until it has ended."""
         while True:
             first, second, fds = chunk_message(self._control)
             if first == "drop":
@@ -244,7 +244,7 @@ class ChildPool:
             self.send_control(
                 "lost", why[:MAX_REASON_CHARS], messages.pack_error(WorkerFailed(why[:MAX_REASON_CHARS])).hex(), started
             )
-        os._exit(EXIT_LOST)  # nothing of the driver works any more, and its destructors would hang
+        os._exit(EXIT_LOST)  # the driver does not work any more, and its destructors would hang
 
     def on_worker_opened(self, executor: Any, queue: WorkerQueue) -> None:
         """Nothing to do: the parent knows a worker by its connection."""

@@ -37,15 +37,15 @@ __all__ = ["Child", "Standby", "opening"]
 opening = threading.Lock()
 guard(opening)
 
-START_SECONDS = 60.0  # within which a child must be ready; 0.3 to 0.6 are usual, a loaded machine takes longer
-END_SECONDS = 2.0  # within which it must end once its connections are closed
-RETRY_SECONDS = 0.05  # between two tries to send a message for which the connection had no room
+START_SECONDS = 60.0  # seconds within which a child must be ready; usually 0.3 to 0.6, longer on a loaded machine
+END_SECONDS = 2.0  # seconds within which it must end after its connections are closed
+RETRY_SECONDS = 0.05  # seconds between two tries to send a message for which the connection had no room
 MAX_DROPS_PER_MESSAGE = 1000  # chunks to unmap in one message, whose size is limited
-TICK = 0.25  # seconds between checks whether to go on waiting for it
+TICK = 0.25  # seconds between checks whether to continue waiting for a child
 SOCKET_BYTES = 1 << 20  # the buffer size requested; the kernel grants at most net.core.wmem_max
 # Errors of a connection that may have room later: it is full, too many descriptors are in flight, or memory is short.
 FULL = (errno.EAGAIN, errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM)
-OPTIONS = {  # by their names in sys.flags; `isolated` says -E and -s (and -P) by itself, which does no harm
+OPTIONS = {  # by their names in sys.flags; `isolated` implies -E and -s (and -P); repeating them does no harm
     "isolated": "-I",
     "ignore_environment": "-E",
     "no_user_site": "-s",
@@ -71,22 +71,22 @@ def _pair(
 class Child:
     """One child process, with a control connection and a link for each worker.
 
-    It imports its modules and then waits for `go`; until then it uses nothing of the device.
+    It imports its modules and then waits for `go`; until then it does not use the device.
     """
 
     def __init__(self, device: SharedHost | SharedCuda, streams: int, setup: Sequence[str], completion: str) -> None:
-        with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
-            self.control, control = _pair(ours, theirs, socket.SOCK_SEQPACKET)
-            pairs = [_pair(ours, theirs, socket.SOCK_STREAM) for _ in range(streams)]
+        with contextlib.ExitStack() as parent_ends, contextlib.ExitStack() as child_ends:
+            self.control, control = _pair(parent_ends, child_ends, socket.SOCK_SEQPACKET)
+            pairs = [_pair(parent_ends, child_ends, socket.SOCK_STREAM) for _ in range(streams)]
             fd = mailbox_file(streams)
             if fd >= 0:
-                theirs.callback(os.close, fd)
+                child_ends.callback(os.close, fd)
             self.links = [Connection(end, box) for (end, _), box in zip(pairs, mailboxes(fd, streams), strict=True)]
-            given = [end.fileno() for _, end in pairs]
+            link_fds = [end.fileno() for _, end in pairs]
             config = {
                 "device": device.name,
                 "control": control.fileno(),
-                "links": given,
+                "links": link_fds,
                 "mailboxes": fd,
                 "setup": list(setup),
                 "completion": completion,
@@ -97,10 +97,10 @@ class Child:
             code = f"import sys; sys.path[:] = {sys.path!r}; {main}"
             self.process = subprocess.Popen(
                 [sys.executable, *interpreter_options(), "-c", code, json.dumps(config)],
-                pass_fds=[control.fileno(), *given, *([fd] if fd >= 0 else [])],
+                pass_fds=[control.fileno(), *link_fds, *([fd] if fd >= 0 else [])],
                 stdin=subprocess.DEVNULL,
             )
-            ours.pop_all()  # from now on `disconnect` closes them
+            parent_ends.pop_all()  # from now on `disconnect` closes them
         self.was_sent_go = self.is_ready = False
         self.was_killed = False  # or stopped, by another process, before it was ready
         self._go: bytes | None = None  # the "go" message, until its connection had room for it
@@ -114,16 +114,16 @@ class Child:
             raise
 
     def sync_chunks(self, chunks: dict[int, Chunk], done: int | None = None) -> None:
-        """Make it map these chunks and unmap all others; does nothing if the child is gone.
+        """Make it map these chunks and unmap all others; does nothing if the child has ended.
 
         `done` is a file descriptor that it keeps open until it has unmapped them. A child that does not read, because
-        it was stopped, must not block the parent: what cannot be sent now is sent by a later call (`blocked_errno`).
+        it was stopped, must not block the parent: a later call sends what cannot be sent now (`blocked_errno`).
         """
         while self._attached - chunks.keys():
-            gone = sorted(self._attached - chunks.keys())[:MAX_DROPS_PER_MESSAGE]
-            if not self._send_control(["drop", gone], [] if done is None else [done]):
+            dropped = sorted(self._attached - chunks.keys())[:MAX_DROPS_PER_MESSAGE]
+            if not self._send_control(["drop", dropped], [] if done is None else [done]):
                 return
-            self._attached.difference_update(gone)
+            self._attached.difference_update(dropped)
         for number, chunk in chunks.copy().items():
             if number not in self._attached:
                 if not self._send_control([number, chunk.nbytes], [chunk.fd]):
@@ -155,16 +155,16 @@ class Child:
             self.control.send(self._go, socket.MSG_DONTWAIT)
         except BlockingIOError:  # it has not read the messages about chunks yet
             return
-        except OSError:  # it is gone: `wait_until_ready` will notice
+        except OSError:  # the child has ended: `wait_until_ready` will notice
             pass
         self._go = None
 
     def read_control(self) -> list[Any] | None:
-        """Its next message on the control connection, which must be readable; None if it is gone."""
+        """Its next message on the control connection, which must be readable; None if it has ended."""
         try:
             try:
                 data = self.control.recv(1 << 20)
-            except ConnectionResetError:  # it ended without reading all messages; its own come after this
+            except ConnectionResetError:  # it ended without reading all messages; its own messages follow
                 data = self.control.recv(1 << 20)
         except OSError:
             return None
@@ -179,14 +179,14 @@ class Child:
         """Wait until it can run requests; WorkerFailed if it ends, does not answer, or `stop()` is true."""
         ends = monotonic() + START_SECONDS
         while not self.is_ready:
-            left = ends - monotonic()
+            seconds = ends - monotonic()
             self._send_go()
             step = RETRY_SECONDS if self._go is not None else TICK
-            readable = wait_readable([self.control], max(min(left, step), 0))
+            readable = wait_readable([self.control], max(min(seconds, step), 0))
             why = ""
             if readable:
                 why = "" if self.read_control() is not None else "ended"
-            elif left <= 0:
+            elif seconds <= 0:
                 why = f"was silent for {START_SECONDS:g} s"
             elif stop():
                 why = "was not needed any more"
@@ -220,7 +220,7 @@ class Child:
         self.disconnect()
 
     def close(self) -> None:
-        """Close its connections, at which it ends by itself, and wait for it."""
+        """Close its connections, which makes it end by itself, and wait for it."""
         self.disconnect()
         try:
             self.process.wait(END_SECONDS)
@@ -244,8 +244,8 @@ def interpreter_options() -> list[str]:
     options += ["-" + letter * getattr(flags, name) for name, letter in REPEATED.items() if getattr(flags, name)]
     for name, value in sys._xoptions.items():
         options += ["-X", name if value is True else f"{name}={value}"]
-    for given in sys.warnoptions:
-        options += ["-W", given]
+    for warning_filter in sys.warnoptions:
+        options += ["-W", warning_filter]
     return options
 
 

@@ -5,7 +5,7 @@ what the requests' plans enqueue, in the same order and at the same addresses; o
 the handling of faults are as for single requests.
 
 Each request gets a position (a number), in the order in which requests first came in runs. A run is cut by positions
-alone: into pieces of 2, 4 … 32 consecutive positions that begin at a multiple of their length. So a list that comes
+alone: into pieces of 2, 4 … 32 consecutive positions that begin at a multiple of their length. So a list that arrives
 again in other portions is cut into nearly the same pieces. If requests come in another order later, they get new
 positions.
 """
@@ -144,8 +144,8 @@ class SeriesCache:
     def _count_piece(self, names: Names) -> None:
         if len(self._run_counts) >= MAX_COUNTED:
             self._run_counts.clear()  # frequent pieces will soon be counted again
-        seen = self._run_counts[names] = self._run_counts.get(names, 0) + 1
-        if seen == RECORD_AFTER and len(self._to_record) < MAX_TO_RECORD:
+        count = self._run_counts[names] = self._run_counts.get(names, 0) + 1
+        if count == RECORD_AFTER and len(self._to_record) < MAX_TO_RECORD:
             self._to_record[names] = None
 
     @property
@@ -165,7 +165,7 @@ class SeriesCache:
         except Exception:
             if self._executor.device.fault is not None:
                 raise
-            self._run_counts[names] = NEVER  # the requests go on running one by one
+            self._run_counts[names] = NEVER  # the requests continue to run one by one
             return True
         if series is None:
             self._run_counts[names] = 0
@@ -199,10 +199,10 @@ class SeriesCache:
         self._all.pop(names, None)
         self._run_counts.pop(names, None)
         for name in names:
-            others = self._series_of.get(name)
-            if others is not None:
-                others.discard(names)
-                if not others:
+            series_names = self._series_of.get(name)
+            if series_names is not None:
+                series_names.discard(names)
+                if not series_names:
                     del self._series_of[name]
 
     def forget(self, names: Names) -> None:

@@ -26,8 +26,8 @@ __all__ = ["CudaChild", "HostChild"]
 
 PIECE = -4  # in place of messages.RUN, for a piece of a run that is a series
 RUNS = (messages.RUN, PIECE)
-LONE_POLLS = range(3)  # extra polls of a lone request's event before polling the connection, which takes as long
-REPORT_SECONDS = 200e-6  # on the host, the longest time until ended requests are reported
+LONE_POLLS = range(3)  # extra polls of a lone request's event before a poll of the connection, which takes as long
+REPORT_SECONDS = 200e-6  # on the host, ended requests are reported within this time
 
 
 class HostChild(JobRunner, HostWorker):
@@ -41,25 +41,25 @@ class HostChild(JobRunner, HostWorker):
 
     def _serve(self) -> None:
         link, report = self.queue.link, self._report
-        told = perf_counter()
+        reported_at = perf_counter()
         while True:
             if not self.jobs:
                 if report:
                     self.report(report)
                 self.receive(wait=True)
-                told = perf_counter()
+                reported_at = perf_counter()
                 continue
             if len(self.jobs[0]) > 3 and not self.may_start_next():
                 self._report_finished()
                 self.queue.wait_for_wakeup(-1)
                 continue
             number = self.jobs[0][0]
-            found = self.next_job()
-            if found is None:
+            entry = self.next_job()
+            if entry is None:
                 if number > 0:
                     self._set_enqueued(number)
                 continue
-            job, request = found
+            job, request = entry
             self._running = job.number
             try:
                 self.run(job, request)
@@ -69,10 +69,10 @@ class HostChild(JobRunner, HostWorker):
             if ran:
                 report.append(job.number)
             self._set_enqueued(number)
-            if perf_counter() - told > REPORT_SECONDS:
+            if perf_counter() - reported_at > REPORT_SECONDS:
                 link.send(compress_report(report))
                 report.clear()
-                told = perf_counter()
+                reported_at = perf_counter()
 
     def started_numbers(self) -> list[int]:
         return [self._running]
@@ -161,11 +161,11 @@ class CudaChild(JobRunner, CudaWorker):
 
     def _run_simple_jobs(self, batch: ChildBatch) -> None:
         """Enqueue the leading jobs without outputs and dependencies: nearly all are, so every 100 ns counts."""
-        jobs, known, run = self.jobs, self.known, self.executor.run
+        jobs, request_of, run = self.jobs, self.known, self.executor.run
         started, requests, report = batch.futures, batch.requests, batch.report
         while jobs and len(jobs[0]) == 2:
             number, name = jobs[0]
-            request = known.get(name) if number > 0 else None
+            request = request_of.get(name) if number > 0 else None
             if not isinstance(request, Request):
                 return
             jobs.popleft()
@@ -185,25 +185,25 @@ class CudaChild(JobRunner, CudaWorker):
         jobs, series = self.jobs, self.series
         kind, first, names = jobs.popleft()
         if kind == PIECE:
-            found = series.find(names)
-            if found is None or not self._launch_series(batch, first, found):
+            cached = series.find(names)
+            if cached is None or not self._launch_series(batch, first, cached):
                 self.put_back(first, names)
             return
-        left: list[Any] = []
+        remaining: list[Any] = []
         for piece in series.cut(names):
-            found = series.get(piece)
-            if found is None:
-                left += zip(range(first, first + len(piece)), piece, strict=True)
-            elif left or not self._launch_series(batch, first, found):
-                left.append((PIECE, first, piece))
+            cached = series.get(piece)
+            if cached is None:
+                remaining += zip(range(first, first + len(piece)), piece, strict=True)
+            elif remaining or not self._launch_series(batch, first, cached):
+                remaining.append((PIECE, first, piece))
             first += len(piece)
-        jobs.extendleft(reversed(left))
+        jobs.extendleft(reversed(remaining))
 
     def _launch_series(self, batch: ChildBatch, first: int, series: Series) -> bool:
         """Launch a series; returns False if that fails: its requests then run one by one, which shows the error."""
         numbers = range(first, first + len(series.names))
         before = len(batch.futures)
-        batch.futures.extend(numbers)  # first: a worker that finds the device lost reports all that have started
+        batch.futures.extend(numbers)  # first: a worker that detects a lost device reports all started requests
         try:
             is_launched = series.launch()
         except Exception:  # noqa: BLE001  # from ordering streams; single requests will raise it again
@@ -220,10 +220,10 @@ class CudaChild(JobRunner, CudaWorker):
     def _handle_entry(self, batch: ChildBatch) -> None:
         """Handle the next entry of any kind."""
         self._last_number = max(self._last_number, self.jobs[0][0])
-        found = self.next_job()
-        if found is None:
+        entry = self.next_job()
+        if entry is None:
             return
-        job, request = found
+        job, request = entry
         self._running = job.number
         try:
             self.run(job, request)
@@ -246,7 +246,7 @@ class CudaChild(JobRunner, CudaWorker):
 
     def _fail(self, future: Any, error: BaseException) -> None:
         self._keep_failure(future.number, error)
-        batch: Any = self.batches[-1]  # `_enqueue_batch` has put it there
+        batch: Any = self.batches[-1]  # appended by `_enqueue_batch`
         batch.report.append((future.number, messages.pack_error(error)))
 
     def _succeed(self, batch: Batch) -> None:
@@ -264,13 +264,13 @@ class CudaChild(JobRunner, CudaWorker):
         self.series.forget(names)
 
     def _retry(self, future: Any, request: Request) -> BaseException | None:
-        self.series.clear()  # they keep workspaces alive
+        self.series.clear()  # the series keep workspaces alive
         if future.outputs is None:
             return super()._retry(future, request)
         return super()._retry(future, request.replace(**future.outputs))
 
     def _report_finished(self) -> None:
         self._settle_batches()
-        while self.batches:  # the one that was being filled
+        while self.batches:  # the batch that was being filled
             self.completion.recycle(self.batches.popleft().event)
         self.queue.busy = 0

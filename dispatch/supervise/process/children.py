@@ -1,6 +1,6 @@
 """Children: the child process that works for a pool, its spare children, and those that are ending.
 
-Only the pool's monitor thread starts and ends them; any thread may tell them about chunks of memory. child_process.py
+Only the pool's monitor thread starts and ends them; any thread may send them chunks of memory. child_process.py
 implements how a child is started.
 """
 
@@ -30,7 +30,7 @@ class Children:
     """The children of one pool.
 
     Guarantees: only the monitor thread starts children, because the kernel ends them together with the thread that
-    started them. A spare child that cannot be started is no error; it is tried again later.
+    started them. A spare child that cannot be started is not an error; it is tried again later.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Children:
         self.standby = Standby(self._launch, spare, stop)
         self.current: Child | None = None
         self.ended: list[Child] = []  # killed, and not reaped yet
-        self._starting = threading.Lock()  # held while a child is started, and while one is told about chunks
+        self._starting = threading.Lock()  # held while a child is started, and while chunks are sent to one
         self._refill_at = 0.0
 
     def all(self) -> list[Child]:
@@ -68,7 +68,7 @@ class Children:
         return not any(child.blocked_errno for child in children)
 
     def retry_chunks(self, poll: select.epoll, full: int) -> None:
-        """Tell children about chunks if their connections had no room before.
+        """Send chunks to children whose connections had no room before.
 
         If the current child's connection is still full (`blocked_errno` is `full`), `poll` reports when it has room.
         """
@@ -88,9 +88,9 @@ class Children:
             return Child(self._device, self._streams, self._setup, self._completion)
 
     def take(self) -> Child:
-        """Make a ready child the present one. WorkerFailed or OSError if none can be started."""
+        """Make a ready child the current one. WorkerFailed or OSError if none can be started."""
         self.current = self.standby.take()
-        self.sync_chunks()  # while it was being taken it was in no list, and may have missed chunks
+        self.sync_chunks()  # while it was being taken it was in no list, so it may lack chunks
         self._refill_at = monotonic() + (0 if self.standby.spare else SPARE_DELAY)
         return self.current
 

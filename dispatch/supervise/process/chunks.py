@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Chunk", "FileMapping", "GpuMapping", "file_chunk", "gpu_chunk"]
 
-# Errors of the system for a lack of address space, of descriptors of this process or of all, of memory; or for a size
-# that is too large for a file.
+# Errors of the system if address space, memory, or the descriptors of this process or of all processes are exhausted,
+# or if a size is too large for a file.
 EXHAUSTED = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EFBIG, errno.EAGAIN)
 LARGEST = 2**63 - 1  # bytes of a file
 OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
@@ -131,7 +131,7 @@ _HINTS = {
 
 
 def gpu_chunk(nbytes: int, props: Any, ordinal: int, context: AbstractContextManager[None]) -> Chunk:
-    """A new chunk of a GPU's memory; OutOfMemory where it, or a file descriptor for it, is not to be had."""
+    """A new chunk of a GPU's memory; OutOfMemory if the GPU has not enough, or no descriptor is free."""
     kind = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
     with ExitStack() as undo, context:
         try:

@@ -1,7 +1,7 @@
 """Deadlines: the requests that were submitted with a timeout, ordered by their deadlines.
 
-sending.py adds a request that stays in its queue, and any before it is sent; the pool's monitor thread asks which are
-over, and decides what happens then.
+sending.py adds a request that stays in its queue, and any before it is sent; the pool's monitor thread checks which
+deadlines have passed, and decides what happens then.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Deadlines:
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Any, TimedFuture]] = []  # the second item keeps the order total
+        self._heap: list[tuple[float, int, Any, TimedFuture]] = []  # the second item makes the order total
         self._lock = threading.Lock()
         self._entries = itertools.count()
 

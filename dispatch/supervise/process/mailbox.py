@@ -1,8 +1,8 @@
 """Mailbox: words of shared memory by which parent and child announce a lone request and its end without a system call.
 
 Sending a message takes 1.5 us or more, polling for one 1 us; reading a word takes 40 ns. But a sleeping process does
-not see a word. So a request announced here is also sent over the connection, and so is its end, unless the parent has
-confirmed here that it has seen the end. A word that is not seen in time only costs time.
+not notice a change of a word. So a request announced here is also sent over the connection, and so is its end, unless
+the parent has confirmed here that it has seen the end. A word that is not seen in time only costs time.
 
 Guarantees: a word has 8 bytes, which are written atomically. The other process sees two words in the order in which
 they were written, and everything that was written before them. This holds on x86; elsewhere there is no mailbox.
@@ -22,7 +22,7 @@ IS_ORDERED = os.uname().machine == "x86_64"
 # The indices of the words: the parent's in one cache line, the child's in another.
 REQUESTED, CONFIRMED, ENDED = 0, 1, 8
 WORDS = 16  # of one connection
-NAME_BITS, NUMBER_BITS = 24, 40  # of a request in a word; larger ones go over the connection only
+NAME_BITS, NUMBER_BITS = 24, 40  # bits of a request in a word; larger values use only the connection
 # Arguments for `map`: 32 reads of a word, which take as long as one poll of the connection.
 REQUESTS, ENDS = (REQUESTED,) * 32, (ENDED,) * 32
 LIKELY = 1  # a value of CONFIRMED: the parent will likely wait here for the next request
@@ -43,7 +43,7 @@ class Mailbox:
         self._mapping = mapping  # kept alive
         self.words = memoryview(words).cast("B").cast("Q")
         self.announced = 0  # in the parent: the latest request announced here
-        self.last_was_found = False  # and whether the end of the previous one was seen here
+        self.last_was_found = False  # whether the end of the previous request was seen here
         self.taken = self.latest = 0  # in the child: the latest request that came here first; the latest of all
 
     # -- the parent -----------------------------------------------------------------------------------------------

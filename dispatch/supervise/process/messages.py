@@ -42,19 +42,19 @@ __all__ = [
     "wait_readable",
 ]
 
-# A request in a message is (number, name), (number, name, outputs, waits), or the latter with a deadline behind it, a
-# time of `monotonic`, which is one clock for all processes of a machine. Other entries: (DEFINE, name, bytes),
+# A request in a message is (number, name), (number, name, outputs, waits), or the latter followed by a deadline, a
+# time of `monotonic`, which is the same clock in all processes of a machine. Other entries: (DEFINE, name, bytes),
 # (FORGET, names), and (RUN, first, names) for defined requests with consecutive numbers.
 DEFINE, FORGET, RUN = -1, -2, -3
 LENGTH = struct.Struct("<I")
-MAX_FRAMES = 20  # of a traceback that are sent, the innermost ones
+MAX_FRAMES = 20  # frames of a traceback that are sent, the innermost ones
 LARGEST = 1 << 30  # bytes of a request; `marshal` is limited to 2 GiB
 ONE_READ = (1 << 16,)  # bytes per read of the socket; this and the following are arguments for `map`
 BLOCKING, NONBLOCKING = (0,), (socket.MSG_DONTWAIT,)
 
 
 class TensorLocation(NamedTuple):
-    """Where a tensor is: chunk, offset and bytes of its block, and the offset of its first element in the block."""
+    """The location of a tensor: chunk, offset and bytes of its block, and the offset of its first element in it."""
 
     chunk: int
     offset: int
@@ -63,12 +63,12 @@ class TensorLocation(NamedTuple):
 
 
 def wait_readable(ends: Sequence[socket.socket], seconds: float) -> list[socket.socket]:
-    """The connections that become readable, or are closed, within so many seconds."""
-    poll = select.poll()  # select.select fails for a descriptor above 1,023, which a server may well have
+    """The connections that become readable, or are closed, within `seconds`."""
+    poll = select.poll()  # select.select fails for descriptors above 1,023, which a server may have
     for end in ends:
         poll.register(end, select.POLLIN)
-    told = {fd for fd, _ in poll.poll(seconds * 1000)}
-    return [end for end in ends if end.fileno() in told]
+    readable = {fd for fd, _ in poll.poll(seconds * 1000)}
+    return [end for end in ends if end.fileno() in readable]
 
 
 class Outgoing(NamedTuple):
@@ -109,9 +109,9 @@ class Connection:
         """Send as much as the socket has room for; returns whether all is sent. OSError if the other end is gone."""
         out = self.outgoing
         frame, taken, _ = out
-        while (gone := sum(taken)) < len(frame):
+        while (sent := sum(taken)) < len(frame):
             try:
-                taken.extend(map(self.socket.send, (memoryview(frame)[gone:] if gone else frame,), NONBLOCKING))
+                taken.extend(map(self.socket.send, (memoryview(frame)[sent:] if sent else frame,), NONBLOCKING))
             except BlockingIOError:  # noqa: PERF203
                 return False
         self.flushed = out
@@ -164,13 +164,13 @@ class Connection:
 
 # -- requests and errors inside messages --------------------------------------------------------------------------
 def location_of(tensor: Tensor) -> TensorLocation:
-    """Where a tensor of shared memory is."""
+    """The location of a tensor in shared memory."""
     chunk, offset, nbytes = tensor.storage.keep
     return TensorLocation(chunk, offset, nbytes, tensor.ptr - tensor.storage.base)
 
 
 class _Packer(pickle.Pickler):
-    """Pickles a tensor as its place and its layout."""
+    """Pickles a tensor as its location and layout."""
 
     def __init__(self, target: io.BytesIO, home: Device) -> None:
         super().__init__(target, protocol=pickle.HIGHEST_PROTOCOL)
@@ -238,7 +238,7 @@ def pack_error(error: BaseException) -> bytes:
 def _note_traceback(error: BaseException | None) -> None:
     """Add the traceback of a foreign error as a note, because tracebacks do not pickle.
 
-    This library's own errors say what to do; where in the child they were raised is of no use to the reader.
+    This library's own errors say what to do; their position in the child's code does not help the reader.
     """
     if error is None or isinstance(error, (DispatchError, CudaError)) or error.__traceback__ is None:
         return
@@ -246,9 +246,9 @@ def _note_traceback(error: BaseException | None) -> None:
     note = f"In the child process (most recent call last):\n{lines}"
     notes = getattr(error, "__notes__", ())
     # What `add_note` does, which Python 3.10 lacks (there the note is kept, but not shown).
-    if note not in notes:  # one error may be that of several requests
-        told: Any = error
-        told.__notes__ = [*notes, note]
+    if note not in notes:  # several requests may have the same error
+        any_error: Any = error
+        any_error.__notes__ = [*notes, note]
 
 
 def unpack_error(data: bytes) -> BaseException:
@@ -265,5 +265,5 @@ def unpack_error(data: bytes) -> BaseException:
 def _unpickled(data: bytes) -> BaseException:
     error: BaseException
     error, cause = pickle.loads(data)
-    error.__cause__ = cause  # AttributeError or TypeError if it is no error
+    error.__cause__ = cause  # AttributeError or TypeError if it is not an exception
     return error

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 __all__ = ["Monitor"]
 
 IN, OUT = select.EPOLLIN, select.EPOLLOUT
-TICK = 0.25  # seconds between checks whether the child was stopped, and for what an interrupted thread has left
+TICK = 0.25  # seconds between checks whether the child was stopped, or an interrupted thread left work
 
 
 class Monitor:
-    """Reads the child's reports, unless a waiting thread does, and notices what goes wrong with the child.
+    """Reads the child's reports, unless a waiting thread does, and detects failures of the child.
 
-    Guarantees: whatever an interrupted thread has left to be read, settled or sent is handled at the next tick at the
+    Guarantees: work that an interrupted thread has left to be read, settled or sent is handled at the next tick at the
     latest, even if that thread could not wake this one.
     """
 
@@ -83,7 +83,7 @@ class Monitor:
                     os.eventfd_read(self.wake_fd)
                 elif fd == control:
                     heard = True
-                elif fd in by_fd:  # else of an earlier child: a forked process may keep its descriptors for a moment
+                elif fd in by_fd:  # else of an earlier child, whose descriptors a forked process may keep for a moment
                     loss = loss or self._read(by_fd[fd])
             if not events or any(fd == self.wake_fd or event & select.EPOLLOUT for fd, event in events):
                 for queue in self.queues:
@@ -98,16 +98,16 @@ class Monitor:
                 self.children.restock()
 
     def retry_chunks(self) -> None:
-        """Tell the children about chunks if their connections had no room before."""
+        """Send chunks to the children whose connections had no room before."""
         self.children.retry_chunks(self.poll, errno.EAGAIN)
 
     def _poll_timeout(self) -> float:
         """Seconds that the monitor thread may sleep, by the deadlines; submitting does not wake it."""
-        left = self.deadlines.seconds_left(TICK)
-        return max(left, 0.001) if left > 0 else TICK / 10  # one that is over was checked, and may only be late
+        seconds = self.deadlines.seconds_left(TICK)
+        return max(seconds, 0.001) if seconds > 0 else TICK / 10  # that request was checked, and may only be late
 
     def _serve(self, queue: RemoteQueue) -> ChildLoss | None:
-        """Read a worker's reports and send queued requests, unless other threads do; finish what interrupts left."""
+        """Read a worker's reports and send queued requests, unless other threads do; finish interrupted work."""
         loss = self._read(queue)
         queue.notify_rest()
         queue.wake()
@@ -167,13 +167,13 @@ class Monitor:
             return self._find_hanging(monotonic())
 
     def _find_hanging(self, now: float) -> ChildLoss | None:
-        due = self.deadlines.due(now)
-        if due is None:
+        overdue = self.deadlines.due(now)
+        if overdue is None:
             return None
-        future, queue = due
+        future, queue = overdue
         number = getattr(future, "_number", None)
         if queue.sent and now - max(queue.since, future.deadline) < self.hang_seconds:
-            return None  # it, or the one before it, may still end: check again at the next tick
+            return None  # this request, or the one before it, may still end: check again at the next tick
         self.deadlines.pop()
         text = "it had not ended when the time it was submitted with was over, and its process was replaced"
         if number in queue.sent:

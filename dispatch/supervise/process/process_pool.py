@@ -1,4 +1,4 @@
-"""ProcessPool: the policy over workers that run in a child process, and the monitor thread that carries it out.
+"""ProcessPool: the policy for workers that run in a child process, and the monitor thread that implements it.
 
 supervisor.py uses it in place of a WorkerPool of threads. The monitor thread starts children, reads their reports, and
 replaces a child that is lost; recovery.py decides what happens to the requests that were in flight.
@@ -44,7 +44,7 @@ class ProcessPool(Monitor, WorkerPool):
     """The workers of one supervisor, in a child.
 
     Guarantees: only the monitor thread starts and ends children. A request is settled by its report, by its deadline,
-    or by a recovery, whichever takes it out of its queue's `sent`. A child that cannot be started counts as a restart,
+    or by a recovery, whichever removes it from its queue's `sent`. A child that cannot be started counts as a restart,
     and is tried again after a while, up to the limit.
     """
 
@@ -184,7 +184,7 @@ class ProcessPool(Monitor, WorkerPool):
         return not queued and not any(queue.sent for queue in self.queues)
 
     def _finish(self) -> None:
-        """End the children, and whatever has not been settled."""
+        """End the children, and the requests that have not been settled."""
         self._fail_all()
         self.children.end(kill=self.state == BROKEN)
         self.device.on_chunks_changed = None
@@ -205,14 +205,14 @@ class ProcessPool(Monitor, WorkerPool):
             queue.drain(self)
 
     def _disconnect(self) -> None:
-        """Stop all threads from sending to the child and reading from it; what it has reported is settled."""
+        """Stop all threads from sending to the child and reading from it; requests that it has reported are settled."""
         for queue in self.queues:
             with queue.send_lock:
                 queue.link = None
         if self._child is None:
             return
         for end in (self._child.control, *(link.socket for link in self._child.links)):
-            with suppress(OSError, ValueError):  # closing alone may not remove it: a forked process may have a copy
+            with suppress(OSError, ValueError):  # closing alone may not unregister it: a forked process may have a copy
                 self.poll.unregister(end)
         for queue, link in zip(self.queues, self._child.links, strict=True):
             with suppress(OSError):
@@ -221,7 +221,7 @@ class ProcessPool(Monitor, WorkerPool):
                 _read_all(queue, link)
 
     def fail_sent(self, sent: InFlightRequest, error: BaseException) -> None:
-        """Fail a request that was in flight, and mark what it writes as tainted."""
+        """Fail a request that was in flight, and mark the tensors that it writes as tainted."""
         sent.queue.sent.pop(sent.number, None)
         sent.queue.busy = len(sent.queue.sent)
         for tensor in written_tensors(sent):
@@ -287,16 +287,16 @@ class ProcessPool(Monitor, WorkerPool):
         return True
 
     def _pause(self, seconds: float, state: int) -> None:
-        """Wait for so many seconds, or until the pool's state is at least `state`."""
+        """Wait for `seconds`, or until the pool's state is at least `state`."""
         ends = monotonic() + seconds
         poll = select.poll()
         poll.register(self.wake_fd, select.POLLIN)
-        while self.state < state and (left := ends - monotonic()) > 0:
-            if poll.poll(min(left, LONGEST_POLL) * 1000):
+        while self.state < state and (time_left := ends - monotonic()) > 0:
+            if poll.poll(min(time_left, LONGEST_POLL) * 1000):
                 os.eventfd_read(self.wake_fd)
 
     def recover(self, loss: ChildLoss) -> None:
-        """Replace the child, deal with the requests that were in flight, and go on."""
+        """Replace the child, handle the requests that were in flight, and continue."""
         begun = monotonic()
         self._disconnect()
         if self.allow_restart(loss.cause) and recover(self, loss):
@@ -335,8 +335,8 @@ class ProcessPool(Monitor, WorkerPool):
         log(event, {**common, **facts, "milliseconds": round((monotonic() - begun) * 1000, 1)})
 
     def connect(self) -> None:
-        """Let the queues send to the present child, first of all requests in flight again that may still run."""
-        if self.device.taints or self.ordered:  # in order: others may depend on what fails here
+        """Let the queues send to the present child, beginning with the requests in flight that may run again."""
+        if self.device.taints or self.ordered:  # in order, because other requests may depend on those that fail here
             for _, sent in sorted((number, sent) for queue in self.queues for number, sent in queue.sent.items()):
                 error = sent.queue.refusal(sent)
                 if error is not None:

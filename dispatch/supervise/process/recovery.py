@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["ChildLoss", "fail_in_flight", "recover"]
 
 TICK = 0.25  # seconds between checks whether the child was stopped
-# Times `hang_seconds`, for a request that runs alone: in a new child it must also load what others had loaded.
+# Factor of `hang_seconds` for a request that runs alone: in a new child it must also load libraries and kernels.
 SOLO_TIMEOUT_FACTOR = 5
 LATE_FAULT_DELAY = 1e-3  # seconds between the two runs of a request whose fault may be reported late
 MAX_SOLO_CRASHES = 3  # children that died without a message while one request ran alone; then it counts as the culprit
@@ -39,7 +39,7 @@ class ChildLoss(NamedTuple):
     """Why a child must be replaced.
 
     `started` are the requests that had started and not ended, as the child reported; None if it could not report.
-    `hanging` are the requests of which one may hang: the oldest one of each worker.
+    `hanging` are the requests one of which may hang: the oldest request of each worker.
     """
 
     why: str
@@ -117,9 +117,9 @@ def recover(pool: ChildOwner, loss: ChildLoss) -> bool:
         if isinstance(each.future, TimedFuture):
             each.future.may_have_started = True
     for each in _most_likely_last(suspects):
-        found = _test_suspect(pool, each, may_hang=each.number in loss.hanging, runs=2 if loss.may_be_late else 1)
-        if found is not None:
-            return found
+        outcome = _test_suspect(pool, each, may_hang=each.number in loss.hanging, runs=2 if loss.may_be_late else 1)
+        if outcome is not None:
+            return outcome
     return True
 
 
@@ -149,7 +149,7 @@ def _most_likely_last(suspects: list[InFlightRequest]) -> list[InFlightRequest]:
 def _test_suspect(pool: ChildOwner, sent: InFlightRequest, *, may_hang: bool, runs: int) -> bool | None:
     """Run one request alone, `runs` times.
 
-    Returns None if it succeeds, True if it was the culprit and the child was replaced, False if no child can be had.
+    Returns None if it succeeds, True if it was the culprit and the child was replaced, False if no child starts.
     """
     refusal = sent.queue.refusal(sent)
     if refusal is not None:
@@ -165,7 +165,7 @@ def _test_suspect(pool: ChildOwner, sent: InFlightRequest, *, may_hang: bool, ru
             _fail_culprit(pool, sent, loss)
         if not pool.replace_child(loss):
             return False
-        if sent.number not in sent.queue.sent:  # it faulted, or hung
+        if sent.number not in sent.queue.sent:  # the request faulted, or hung
             return True
     _fail_culprit(pool, sent, ChildLoss(f"{MAX_SOLO_CRASHES} processes in a row died while it ran alone"))
     return True

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RemoteBound", "RemoteQueue"]
 
-MAX_HELPED = 4  # requests in flight at all workers; with more, a waiting thread does not read, as it would only disturb
+MAX_HELPED = 4  # requests in flight at all workers; with more, a waiting thread does not read, because it would disturb
 # Seconds for which a waiting thread polls the connection before it sleeps; a small request ends within that, even one
 # of several in turn. With 50 us these took 110 to 160 us on the host, with 100 or 160 they took 100.
 POLL_SECONDS = 120e-6
@@ -49,9 +49,9 @@ class RemoteQueue(SendingQueue):
         self.recv_lock = threading.Lock()
 
     def help_wait(self, future: Future, timeout: float | None) -> float | None:
-        """Read the child's reports until a future has ended, if no other thread does; returns what is left of the time.
+        """Read the child's reports until a future has ended, if no other thread does; returns the remaining time.
 
-        The waiting thread then learns of the end directly from the child, without a switch from the monitor thread.
+        The waiting thread then gets the report directly from the child, without a switch from the monitor thread.
         """
         link = self.link
         pool = self.pool
@@ -118,8 +118,8 @@ class RemoteQueue(SendingQueue):
                     mailbox = None
                 if link.listened:
                     pool.listen(link, on=False)
-                left = REPORT_WAIT if ends is None else min(REPORT_WAIT, ends - now)
-                if left <= 0 or not messages.wait_readable([link.socket], left):
+                seconds = REPORT_WAIT if ends is None else min(REPORT_WAIT, ends - now)
+                if seconds <= 0 or not messages.wait_readable([link.socket], seconds):
                     break
         while link.pending:  # messages already read from the socket, which epoll would not report
             if self.read_report(link, is_helper=True) is None:
@@ -182,7 +182,7 @@ class RemoteQueue(SendingQueue):
     def _end(self, number: int, error: bytes | None, *, is_helper: bool) -> bool:
         """End one request, as `settle_report` does."""
         sent = self.sent.get(number)
-        if sent is None:  # it has failed by its deadline
+        if sent is None:  # the request has failed by its deadline
             return True
         wait_list = sent.future._wait_list
         if is_helper and wait_list is not None and not wait_list.is_interruptible:
@@ -236,6 +236,6 @@ class RemoteQueue(SendingQueue):
         return []
 
     def notify_rest(self) -> None:
-        """On the monitor thread: wake the waiters of futures that other threads have left to it."""
+        """On the monitor thread: wake the waiters of futures that other threads have left to this one."""
         while self.unnotified:
             self.notify_waiters(self.unnotified.popleft())

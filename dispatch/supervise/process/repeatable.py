@@ -1,7 +1,7 @@
 """Which requests that were in flight when the child was lost may run again.
 
-recovery.py asks. It only compares requests and memory ranges. A request may run again if a second run gives the same
-result: nothing that it reads is written by itself, or by a later request in flight.
+recovery.py uses it. This module only compares requests and memory ranges. A request may run again if a second run gives
+the same result: neither the request itself nor a later request in flight writes memory that it reads.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class InFlightRequest(NamedTuple):
     outputs: Operands
     queue: Any
     waits: tuple[tuple[int, int], ...] = ()  # dependencies that had not ended when it was sent, as (worker, number)
-    bound: Any = None  # its RemoteBound: `request.bound` may be another supervisor's by now
+    bound: Any = None  # its RemoteBound; `request.bound` may belong to another supervisor by now
 
 
 def written_tensors(sent: InFlightRequest) -> list[Tensor]:
@@ -43,10 +43,10 @@ def unsafe_to_repeat(suspects: Iterable[InFlightRequest]) -> dict[int, str]:
     for sent in suspects:
         for tensor in written_tensors(sent):
             writes.setdefault(tensor.storage, []).append((*_span(tensor), sent.number))
-    found: dict[int, str] = {}
+    reasons: dict[int, str] = {}
     for sent in suspects:
         if not sent.request.repeatable:
-            found[sent.number] = "it reads what it writes, so a second run would not give the same"
+            reasons[sent.number] = "it reads what it writes, so a second run would not give the same"
             continue
         for name, tensor, is_written in sent.request.tensors():
             if is_written:
@@ -54,8 +54,8 @@ def unsafe_to_repeat(suspects: Iterable[InFlightRequest]) -> dict[int, str]:
             low, high = _span(tensor)
             for start, end, number in writes.get(tensor.storage, ()):
                 if number > sent.number and start < high and low < end:
-                    found[sent.number] = f"a request behind it, in flight too, overwrites its operand {name}"
-    return found
+                    reasons[sent.number] = f"a request behind it, in flight too, overwrites its operand {name}"
+    return reasons
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:

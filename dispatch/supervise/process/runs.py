@@ -1,4 +1,4 @@
-"""Runs: several queued requests that the child knows already, taken, sent and ended together.
+"""Runs: several queued requests that the child already has, taken, sent and ended together.
 
 sending.py takes and sends runs from its queues, remote_queue.py ends them; requests with conditions are handled there
 one by one. Every step for all requests of a run is one call into C code of the interpreter, during which no signal is
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Run", "end_run", "split_stale_runs", "take_lone", "take_run"]
 
-FEWEST = 4  # requests of a run; fewer take less time one by one
+FEWEST = 4  # the fewest requests of a run; fewer take less time one by one
 NO_OUTPUTS: dict[str, Any] = {}  # for requests whose outputs are given; never changed
 UNCLAIMED, NUMBER, VALUE, STATUS = map(repeat, ("_request", "_number", "_value", "_status"))  # slots of futures
 NOTHING, NO_WAITS, NO_OUTPUT, ENDED = map(repeat, (None, (), NO_OUTPUTS, DONE))
@@ -46,19 +46,19 @@ class Run:
 
 def split_stale_runs(entries: Iterable[InFlightRequest | Run], link: Connection) -> list[InFlightRequest | Run]:
     """The same entries, with runs for an earlier child split up: some of their requests may have been resent."""
-    found: list[InFlightRequest | Run] = []
+    result: list[InFlightRequest | Run] = []
     for entry in entries:
         if type(entry) is Run and entry.link is not link:
-            found += entry.sents
+            result += entry.sents
         else:
-            found.append(entry)
-    return found
+            result.append(entry)
+    return result
 
 
 def take_run(queue: Any, link: Connection, count: int) -> int:
     """Take up to `count` requests from the front of a queue that can form a run; returns how many were taken.
 
-    If this is interrupted, or one of them is withdrawn meanwhile, they are in `taken`, and the next thread goes on with
+    If this is interrupted, or one of them is withdrawn meanwhile, they are in `taken`, and the next thread handles
     them one by one.
     """
     pending, pool = queue.pending, queue.pool
@@ -135,12 +135,12 @@ def take_lone(queue: Any, mailbox: Mailbox) -> None:
 def known_prefix(queue: Any, bounds: Iterable[Any]) -> list[Any]:
     """The leading RemoteBounds that the child knows and that need no memory for outputs."""
     pool, defined = queue.pool, queue.defined
-    found: list[Any] = []
+    prefix: list[Any] = []
     for bound in bounds:
         if getattr(bound, "pool", None) is not pool or bound.unallocated or bound.name not in defined:
             break
-        found.append(bound)
-    return found
+        prefix.append(bound)
+    return prefix
 
 
 def end_run(queue: Any, numbers: range, *, is_helper: bool) -> bool:

@@ -35,8 +35,8 @@ Waits = tuple[tuple[int, int], ...]
 
 WINDOW = 256  # requests that a worker of the child may have at once
 BATCH = 128  # requests in one message
-MESSAGE_BYTES = 1 << 16  # a message is closed once it has so many
-ALREADY_TAKEN = object()  # stands for a request that was taken; None may be submitted by mistake
+MESSAGE_BYTES = 1 << 16  # a message that has this many bytes is closed
+ALREADY_TAKEN = object()  # represents a request that was taken; None may be submitted by mistake
 NONBLOCKING = (False,)  # for `map`: the argument `blocking` of `acquire`
 FIRST_BATCH = 32  # requests in the first message to an idle child, which starts while the rest is packed
 # With MIN_IN_FLIGHT requests in flight, fewer than MIN_BATCH queued ones wait for more: the worker has work, and each
@@ -56,7 +56,7 @@ def _output_blocks(outputs: Operands) -> tuple[Any, ...]:
 class RemoteBound:
     """The `bound` of a request that was sent to a child: its name (a number) there, and its pickled bytes.
 
-    `plans` and `executor` are there because executors and supervisors look for them in any request's `bound`.
+    `plans` and `executor` exist because executors and supervisors look for them in any request's `bound`.
     """
 
     __slots__ = ("data", "executor", "name", "plans", "pool", "result", "unallocated")
@@ -65,7 +65,7 @@ class RemoteBound:
         self.pool, self.executor, self.plans, self.name = pool, queue, None, 0
         self.name = next(pool.names)
         self.data = messages.pack_request(request, pool.device)
-        self.unallocated = request.unallocated()  # constant: a request is frozen
+        self.unallocated = request.unallocated()  # does not change: a request is frozen
         self.result = None if self.unallocated else request.result({})
 
     def __del__(self) -> None:
@@ -140,7 +140,7 @@ class SendingQueue(WorkerQueue):
     def wake(self) -> None:
         """Send queued requests, as far as the child has room."""
         if len(self.sent) >= MIN_IN_FLIGHT and len(self.pending) < MIN_BATCH and self._is_at_rest():
-            return  # as below, in a third of the time; the thread that reads the next report checks the queue
+            return  # as below, but three times as fast; the thread that reads the next report checks the queue
         while True:
             try:
                 is_sent = self._send_alone()
@@ -197,7 +197,7 @@ class SendingQueue(WorkerQueue):
                     self._take_some(link)
                 if self._frame(link):
                     is_sent = True
-        except OSError:  # the child is gone: the monitor thread will notice, and deal with what was sent
+        except OSError:  # the child has ended: the monitor thread will notice, and handle the sent requests
             return True
         if link is not None and link.outgoing is not link.flushed:
             self.pool.wake_monitor()  # the monitor thread continues once there is room
@@ -232,12 +232,12 @@ class SendingQueue(WorkerQueue):
             taking = taken[0]
             if self._is_taken(taking[0]):  # an interrupted thread has finished with it
                 taking = (taking[0], ALREADY_TAKEN)
-                if taking[0]._status:  # but it may not have woken all waiters
+                if taking[0]._status:  # but that thread may not have woken all waiters
                     self.pool.on_callback_errors(self.notify(taking[0]))
         future, request = taking
         size = 0
         if request is ALREADY_CLAIMED or (request is not ALREADY_TAKEN and not future.claim_again()):
-            future.claim()  # ends it, if it was withdrawn and that was interrupted
+            future.claim()  # ends the future if its withdrawal was interrupted
             self.cancelled += future._status == CANCELLED
         elif request is not ALREADY_TAKEN:
             size = self._move_to_sent(future, request)
@@ -271,7 +271,7 @@ class SendingQueue(WorkerQueue):
             self.fail(future, error)
         except BaseException as error:
             if threading.current_thread() is threading.main_thread():
-                raise  # Ctrl-C is no error of the request: the next thread goes on with it
+                raise  # Ctrl-C is not an error of the request: the next thread continues with it
             self.fail(future, error)
         return 0
 
@@ -286,7 +286,7 @@ class SendingQueue(WorkerQueue):
         outputs: Operands = {}
         if bound.unallocated:
             executor = pool.device.executor()
-            outputs = {name: executor.empty(*made) for name, made in bound.unallocated.items()}
+            outputs = {name: executor.empty(*layout) for name, layout in bound.unallocated.items()}
         value = request.result(outputs) if outputs else bound.result
         size = 32 if bound.name in self.defined else 32 + len(bound.data)
         sent = InFlightRequest(next(pool.numbers), future, request, outputs, self, waits, bound)
@@ -351,7 +351,7 @@ class SendingQueue(WorkerQueue):
         return bound
 
     def resend(self, link: Connection, requests: Iterable[InFlightRequest]) -> None:
-        """Send requests again, to a child that may not know them. OSError if it is gone."""
+        """Send requests again, to a child that may not have them. OSError if it has ended."""
         message: list[Any] = []
         requests = [
             sent._replace(waits=_waits(sent.future) if isinstance(sent.future, ConditionalFuture) else ())
@@ -366,7 +366,7 @@ class SendingQueue(WorkerQueue):
     def resume(self, link: Connection) -> None:
         """Send to a new child: the requests that the old one did not finish, then the queued ones."""
         with self.send_lock:
-            with suppress(OSError):  # the monitor thread will notice that the child is gone, and recover again
+            with suppress(OSError):  # the monitor thread will notice that the child has ended, and recover again
                 self.resend(link, self.sent.values())
             self.link = link
         self.wake()

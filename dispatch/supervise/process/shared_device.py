@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SharedCuda", "SharedHost", "make_shared_device"]
 
-UNMAP_SECONDS = 1.0  # within which children should unmap freed chunks; one that was stopped never does
+UNMAP_SECONDS = 1.0  # seconds within which children should unmap freed chunks; a stopped child never does
 
 _generations = itertools.count(1)
 
@@ -68,7 +68,7 @@ class _SharedMemory(Device):
         self.taints = 0
         self._local = threading.local()
         self._finalizer = weakref.finalize(self, _close_all, self.chunks)
-        self._finalizer.atexit = False  # at exit the system frees the memory; the driver may be gone by then
+        self._finalizer.atexit = False  # at exit the system frees the memory; the driver may have ended by then
         self._marks: weakref.WeakKeyDictionary[Storage, list[tuple[int, int, str]]] = weakref.WeakKeyDictionary()
 
     def after_fork(self) -> None:
@@ -88,7 +88,7 @@ class _SharedMemory(Device):
         number = next(self._numbers)
         self.chunks[number] = chunk
         try:
-            self.check()  # after the line above: a thread that closes the device sees the chunk, or is noticed here
+            self.check()  # after the line above: a thread that closes the device sees the chunk, or this call raises
             if self.on_chunks_changed is not None:
                 self.on_chunks_changed(None)
         except BaseException:
@@ -120,7 +120,7 @@ class _SharedMemory(Device):
         try:
             return allocator.take(nbytes, growth=0)
         except OutOfMemory:
-            self.trim()  # no empty chunk is large enough; freeing them may make room for one that is
+            self.trim()  # no empty chunk is large enough; freeing the empty ones may make room for a larger one
         return allocator.take(nbytes, growth=0)
 
     def trim(self) -> None:
@@ -131,12 +131,12 @@ class _SharedMemory(Device):
         self.allocator.empty_chunks()
         # Read after `held`: a chunk that is missing here was removed, just now or by an interrupted call.
         used = self.allocator.chunks()
-        gone = {number: self.chunks.pop(number) for number in held if number not in used and number in self.chunks}
+        unused = {number: self.chunks.pop(number) for number in held if number not in used and number in self.chunks}
         try:
-            if gone and self.on_chunks_changed is not None:
+            if unused and self.on_chunks_changed is not None:
                 _call_and_wait(self.on_chunks_changed)
         finally:
-            _close_all(gone)
+            _close_all(unused)
 
     def bytes_in_use(self) -> int | None:
         release_consumed(everything=True)
@@ -169,12 +169,12 @@ class _SharedMemory(Device):
         if not marks or tensor.nbytes < tensor.layout.high - tensor.layout.low:
             return
         low, high = _span(tensor)
-        left = []
+        remaining = []
         for start, end, why in marks:
             pieces = ((start, min(end, low), why), (max(start, high), end, why))
-            left += [piece for piece in pieces if piece[0] < piece[1]]
-        if left:
-            self._marks[tensor.storage] = left
+            remaining += [piece for piece in pieces if piece[0] < piece[1]]
+        if remaining:
+            self._marks[tensor.storage] = remaining
         else:
             del self._marks[tensor.storage]
         self.taints = len(self._marks)
@@ -202,18 +202,18 @@ class _SharedMemory(Device):
 def _call_and_wait(give: Callable[[int | None], None]) -> None:
     """Call `give` with a file descriptor, and wait until all processes that got it have closed it."""
     try:
-        ours, theirs = os.pipe()
+        read_end, write_end = os.pipe()
     except OSError:  # out of descriptors: do not wait; freeing chunks may free some
         give(None)
         return
     try:
-        give(theirs)
+        give(write_end)
     finally:
-        os.close(theirs)
+        os.close(write_end)
         end = select.poll()
-        end.register(ours, 0)  # a hang-up, when the last writing end is closed, is always reported
+        end.register(read_end, 0)  # a hang-up, when the last writing end is closed, is always reported
         end.poll(UNMAP_SECONDS * 1000)
-        os.close(ours)
+        os.close(read_end)
 
 
 def _close_all(chunks: dict[int, Chunk]) -> None:
@@ -237,7 +237,7 @@ def _give_back(allocator: BlockAllocator, mapping: object, storage: Storage) -> 
 
 
 class _Lease:
-    """Owns a block and its mapping; gives the block back when it dies."""
+    """Owns a block and its mapping; returns the block to the allocator when it dies."""
 
     __slots__ = ("allocator", "block", "mapping")
 
@@ -330,7 +330,7 @@ class SharedCuda(_SharedMemory, CudaDevice):
 
     def trim(self) -> None:
         with self.context:
-            CudaDevice.trim(self)  # first: it gives back blocks that other libraries have released
+            CudaDevice.trim(self)  # first: it frees blocks that other libraries have released
             _SharedMemory.trim(self)
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """The source of a kernel for Blackwell: sm_100a's tensor memory kernels, and sm_120a's for fp8.
 
 They differ from sm90_gemm.py's kernels in their collectives; the entry points and the parameters are the same. Their
-epilogue is alpha · A · B + beta · C. Compiled to cubins in tests; no machine here has run one. Nothing here calls a
-library.
+epilogue is alpha · A · B + beta · C. Tests compile them to cubins, but they have not run on any machine yet. This file
+calls no library.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ __all__ = ["ARCHES", "CLUSTER", "BlackwellSpec", "emit"]
 
 @dataclass(frozen=True)
 class BlackwellSpec:
-    """All that makes a Blackwell kernel: the key of its compilation, without M, N and K.
+    """The key of a Blackwell kernel's compilation, without M, N and K.
 
     Attributes:
         arch: sm_100 or sm_120, compiled for its own instructions ("a").
-        a, b, c, d: the dtypes; c is None where there is no C.
+        a, b, c, d: the dtypes; c is None without a C.
         orders: "row" or "column" for each of a, b, c, d: which of their lines are dense.
     """
 

@@ -1,7 +1,7 @@
-"""The source of a multistage convolution, as sm_80 introduced it: any stride, groups, and channels of 4 bytes or more.
+"""The source of a multistage convolution for sm_80 and newer: any stride, groups, and channels of 4 bytes or more.
 
-It takes what sm90_conv.py's kernels cannot: the gradient of the data under a stride, TF32 gradients, groups, channels
-that are no multiple of 16 bytes. Its epilogue is alpha and beta. Nothing here calls a library.
+It serves requests that sm90_conv.py's kernels do not support: the gradient of the data with a stride, TF32 gradients,
+groups, and channels that are no multiple of 16 bytes. Its epilogue is alpha and beta. This file calls no library.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ __all__ = ["MultistageConvSpec", "emit"]
 
 @dataclass(frozen=True)
 class MultistageConvSpec:
-    """All that makes a multistage convolution: the key of its compilation.
+    """The key of a multistage convolution's compilation.
 
     Attributes:
-        arch: what it is compiled for, sm_80 or newer.
+        arch: the architecture to compile for, sm_80 or newer.
         mode: "fwd", "bwd_data", or "bwd_filter".
-        dims: how many spatial axes, 2 or 3.
+        dims: the number of spatial axes, 2 or 3.
         dtype, d: of the operands, and of the result and the source.
-        strided: "bwd_data" only: whether the forward steps over pixels.
-        groups: forward and two axes only: "" for one group, "kSingleGroup" where the filters of a group fill tiles of
-            N, "kMultipleGroup" where a tile holds several groups.
+        strided: "bwd_data" only: whether the forward has a stride.
+        groups: forward and two axes only: "" for one group, "kSingleGroup" if the filters of a group fill tiles of N,
+            "kMultipleGroup" if a tile contains several groups.
         alignment: bytes that the channels of the operands, and of the result, are multiples of; 16 for three axes.
         source: whether C is read.
         small: whether the tile is the smaller one of the dtype's two.
@@ -47,7 +47,7 @@ class MultistageConvSpec:
 
     @property
     def target(self) -> str:
-        """What NVRTC compiles for."""
+        """The architecture that NVRTC compiles for."""
         return f"sm_{int(self.arch)}"
 
 
@@ -172,11 +172,11 @@ def emit(spec: MultistageConvSpec) -> Source:
 
 
 def _options(spec: MultistageConvSpec) -> str:
-    """How the kernel steps through memory; CUTLASS has a quick way for most, and a plain one for all."""
+    """The kernel's iterator options: CUTLASS has a fast iterator for most convolutions, and a general one for all."""
     plain = spec.groups == "kMultipleGroup" or (spec.strided and spec.dims == 3)
     way = f"cutlass::conv::IteratorAlgorithm::{'kAnalytic' if plain else 'kOptimized'}"
     stride = f"cutlass::conv::StrideSupport::{'kStrided' if spec.strided else 'kUnity'}"
-    if spec.mode == "bwd_filter":  # whose own default it is, and means nothing
+    if spec.mode == "bwd_filter":  # the default of this mode, without effect
         stride = "cutlass::conv::StrideSupport::kStrided"
     parts = ([f"cutlass::conv::GroupMode::{spec.groups}"] if spec.groups else []) + [way, stride]
     if spec.dims == 2:

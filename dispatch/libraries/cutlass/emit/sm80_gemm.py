@@ -17,10 +17,10 @@ __all__ = ["TILES", "MultistageSpec", "emit"]
 
 @dataclass(frozen=True)
 class MultistageSpec:
-    """All that makes a multistage kernel: the key of its compilation, without M, N and K.
+    """The key of a multistage kernel's compilation, without M, N and K.
 
     Attributes:
-        arch: what it is compiled for, sm_80 or newer.
+        arch: the architecture to compile for, sm_80 or newer.
         a, b, d: the dtypes; C is of D's.
         orders: "row" or "column" for each of a, b; C and D have dense rows.
         alignment: bytes that each operand's lines and extents are multiples of, for each of a, b, c and d.
@@ -39,12 +39,12 @@ class MultistageSpec:
 
     @property
     def target(self) -> str:
-        """What NVRTC compiles for."""
+        """The architecture that NVRTC compiles for."""
         return f"sm_{int(self.arch)}"
 
     @property
     def accumulator(self) -> Dtype:
-        """What products are summed in, and alpha and beta are of."""
+        """The dtype of sums, and of alpha and beta."""
         return F64 if self.a is F64 else I32 if self.a is I8 else F32
 
 
@@ -145,5 +145,5 @@ def emit(spec: MultistageSpec) -> Source:
 
 
 def _operand(dtype: Dtype) -> str:
-    """f32 operands are read as they are and rounded to TF32 by the tensor cores."""
+    """f32 operands are read unchanged and rounded to TF32 by the tensor cores."""
     return "cutlass::tfloat32_t" if dtype is F32 else ELEMENT[dtype]

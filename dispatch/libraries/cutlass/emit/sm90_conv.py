@@ -1,7 +1,8 @@
 """The source of a convolution for Hopper, forward or either gradient: im2col tensor maps, tensor cores, epilogue trees.
 
-It differs from sm90_gemm.py's kernels in the mainloop, whose problem is a convolution's extents and steps. Images and
-filters are dense with channels last; lines have one spatial axis more, of extent 1. Nothing here calls a library.
+It differs from sm90_gemm.py's kernels in the mainloop, whose problem consists of a convolution's extents, padding,
+stride and dilation. Images and filters are dense with channels last; images with one spatial axis get a second one of
+extent 1. This file calls no library.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ __all__ = ["ConvSpec", "emit", "problem_words"]
 MODES = {"fwd": "kFprop", "bwd_data": "kDgrad", "bwd_filter": "kWgrad"}
 IMAGE = {2: "cutlass::layout::TensorNHWC", 3: "cutlass::layout::TensorNDHWC"}
 FILTER = {2: "cutlass::layout::TensorKCSR", 3: "cutlass::layout::TensorKCSRT"}
-WARP_GROUPS = {"cooperative": 2, "pingpong": 1, "basic": 1}  # that share a tile
+WARP_GROUPS = {"cooperative": 2, "pingpong": 1, "basic": 1}  # warp groups that share a tile
 
 
 @dataclass(frozen=True)
 class ConvSpec:
-    """All that makes a kernel of a convolution: the key of its compilation, without extents and steps.
+    """The key of a convolution kernel's compilation, without extents, padding, stride and dilation.
 
     Attributes:
         arch: the architecture; sm_90 is compiled for sm_90a.
         mode: "fwd", "bwd_data" or "bwd_filter".
-        dims: how many spatial axes, 2 or 3.
+        dims: the number of spatial axes, 2 or 3.
         dtype: of the operands; f32 is rounded to TF32.
         c, d: the dtypes of the source, or None, and of the result.
         tile, cluster, schedule, scheduler: as in GemmSpec, over the implicit product: pixels x filters x taps forward,
             pixels x channels x taps for the gradient of the data, filters x taps x pixels for that of the filters.
-        epilogue, operands: the tree, and what its operands are.
+        epilogue, operands: the tree, and the kinds and dtypes of its operands.
     """
 
     arch: Arch
@@ -58,12 +59,12 @@ class ConvSpec:
 
     @property
     def target(self) -> str:
-        """What NVRTC compiles for."""
+        """The architecture that NVRTC compiles for."""
         return f"sm_{int(self.arch)}a"
 
 
 def problem_words(dims: int) -> tuple[Word, ...]:
-    """The words of a convolution's extents and steps: x (n, spatial, c), w (k, spatial, c), y and steps (spatial)."""
+    """The words of a convolution: x (n, spatial, c), w (k, spatial, c), y, padding, stride and dilation (spatial)."""
     counts = {"x": dims + 2, "w": dims + 2, "y": dims, "pre": dims, "post": dims, "stride": dims, "dilation": dims}
     names = [Word(f"problem.{name}{place}") for name, count in counts.items() for place in range(count)]
     return (*names, Word("problem.groups"))
@@ -119,7 +120,7 @@ extern "C" __global__ void scale(float* values, int64_t count, float factor) {
 }
 """
 
-# All that a visitor without functions of our own needs of sm90_gemm.py's SUPPORT.
+# The part of sm90_gemm.py's SUPPORT that a visitor without our own functions needs.
 WORDS_ALONE = """\
 namespace cudabind {
 template <int N> struct Words {
@@ -134,7 +135,7 @@ template <int N> struct Words {
 C_ARGUMENTS = """arguments.epilogue.ptr_C = (ElementC const*)in.pointer(c_);
   arguments.epilogue.dC = strides(problem);"""
 
-# Partial sums, and behind them the barriers, as in sm90_gemm.py.
+# Partial sums, followed by the barriers, as in sm90_gemm.py.
 STREAM_K_WORKSPACE = """int64_t(Gemm::TileScheduler::get_workspace_size<Gemm::ProblemShape, Gemm::ElementAccumulator>(
           arguments.scheduler, arguments.problem_shape, arguments.hw_info, 0, Subtiles)),
       int64_t(Gemm::get_workspace_size(arguments))"""
@@ -158,7 +159,7 @@ CUTLASS_HOST_DEVICE Gemm::StrideD strides(Problem const& problem) {
 
 
 def emit(spec: ConvSpec) -> Source:
-    """The source of a kernel; Refused where CUTLASS has none for the epilogue."""
+    """The source of a kernel; Refused if CUTLASS has none for the epilogue."""
     operands = dict(spec.operands)
     filters = spec.mode == "bwd_filter"
     others = [name for name, operand in operands.items() if operand.kind != "scalar"]
@@ -171,14 +172,14 @@ def emit(spec: ConvSpec) -> Source:
     kernel = kernel.replace("WORKSPACE", STREAM_K_WORKSPACE if spec.scheduler == "stream_k" else "0, 0")
     places = ", ".join(f"{word.name.replace('.', '_')}_ = {place}" for place, word in enumerate(words))
     types = _types(spec, tree.type, tree.declarations)
-    own = any("cudabind::" in text for text in (*tree.declarations, tree.arguments))
-    texts = [PROLOGUE, INCLUDES, IM2COL, SUPPORT if own else WORDS_ALONE, CONV_MAINLOOP]
+    needs_support = any("cudabind::" in text for text in (*tree.declarations, tree.arguments))
+    texts = [PROLOGUE, INCLUDES, IM2COL, SUPPORT if needs_support else WORDS_ALONE, CONV_MAINLOOP]
     texts += ["namespace {", types, TAPS if filters else ROWS]
     return Source("\n".join([*texts, f"enum Place {{ {places} }};", "}", kernel]), words)
 
 
 def _types(spec: ConvSpec, visitor: str, declarations: list[str]) -> str:
-    """The collectives and the kernel's type. A mode of several axes is cut along its channels, so its tile says so."""
+    """The collectives and the kernel's type. A mode of several axes is tiled along its channels, as its tile shows."""
     m, n, k = (f"cute::_{extent}" for extent in spec.tile)
     filters = spec.mode == "bwd_filter"
     tile = f"{m}, cute::Shape<{n}>, {k}" if filters else f"{m}, {n}, cute::Shape<{k}>"

@@ -1,7 +1,7 @@
-"""The CUDA C++ source of a kernel, from the choices that make it: element types, orders, tile, cluster, epilogue tree.
+"""The CUDA C++ source of a kernel, from its spec: element types, orders, tile, cluster, epilogue tree.
 
-The plans of `dispatch.ops` ask for it, compile.py compiles it. A source holds three entry points: `gemm`; `fill`, which
-one thread runs to write the kernel's parameters; `scale`, which makes means of sums. No extent is part of it.
+The plans of `dispatch.ops` request it, compile.py compiles it. A source has three entry points: `gemm`; `fill`, which
+one thread runs to write the kernel's parameters; `scale`, which turns sums into means. It contains no extents.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ __all__ = ["GemmSpec", "Source", "emit"]
 
 @dataclass(frozen=True)
 class GemmSpec:
-    """All that makes a GEMM kernel: the key of its compilation, without M, N and K.
+    """The key of a GEMM kernel's compilation, without M, N and K.
 
     Attributes:
-        arch: the architecture; sm_90 is compiled for sm_90a, whose instructions these kernels are made of.
-        a, b, c, d: the dtypes; c is None where the epilogue reads no source.
+        arch: the architecture; sm_90 is compiled for sm_90a, whose instructions these kernels use.
+        a, b, c, d: the dtypes; c is None if the epilogue reads no source.
         orders: "row" or "column" for each of a, b, c, d: which of their lines are dense.
-        tile: what one thread block computes, (m, n, k).
+        tile: the part of the product that one thread block computes, (m, n, k).
         cluster: thread blocks that share loads, along m and n.
         schedule: "cooperative", "pingpong" or "basic", CUTLASS's warp-specialized kernels.
         scheduler: "persistent" or "stream_k".
-        tf32: whether f32 operands are rounded to TF32, which is what tensor cores multiply.
+        tf32: whether f32 operands are rounded to TF32 for the tensor cores.
         fast_accumulation: fp8 only: sums stay in the tensor cores' own precision.
-        epilogue: the tree, and what its operands are.
+        epilogue: the tree, and the kinds and dtypes of its operands.
     """
 
     arch: Arch
@@ -52,12 +52,12 @@ class GemmSpec:
 
     @property
     def accumulator(self) -> Dtype:
-        """What products are summed in."""
+        """The dtype of sums."""
         return I32 if self.a.numpy.kind == "i" else F32
 
     @property
     def target(self) -> str:
-        """What NVRTC compiles for."""
+        """The architecture that NVRTC compiles for."""
         return f"sm_{int(self.arch)}a"
 
 
@@ -251,15 +251,15 @@ extern "C" __global__ void scale(float* values, int64_t count, float factor) {
 C_ARGUMENTS = """arguments.epilogue.ptr_C = (ElementC const*)in.pointer(c_);
   arguments.epilogue.dC = cudabind::stride<Gemm::StrideC>(in.integer(c_pitch_), in.integer(c_batch_));"""
 
-# Stream-K's workspace: partial sums, and behind them the barriers, which are zero when a kernel starts. Without warp
-# groups there are no barriers, so the first number is where they begin.
+# Stream-K's workspace: partial sums, followed by the barriers, which are zero when a kernel starts. Without warp groups
+# there are no barriers, so the first number is their offset.
 STREAM_K_WORKSPACE = """int64_t(Gemm::TileScheduler::get_workspace_size<Gemm::ProblemShape, Gemm::ElementAccumulator>(
           arguments.scheduler, arguments.problem_shape, arguments.hw_info, 0, Subtiles)),
       int64_t(Gemm::get_workspace_size(arguments))"""
 
 
 def emit(spec: GemmSpec) -> Source:
-    """The source of a kernel; Refused where CUTLASS has none for the epilogue."""
+    """The source of a kernel; Refused if CUTLASS has none for the epilogue."""
     tree = lower(spec.epilogue, dict(spec.operands), spec.d, spec.c)
     words = (*GEMM_WORDS, *tree.words)
     stream_k = spec.scheduler == "stream_k"

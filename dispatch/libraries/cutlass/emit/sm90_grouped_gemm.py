@@ -1,7 +1,8 @@
-"""The source of a grouped GEMM for Hopper: one kernel for products of many sizes, told on the device.
+"""The source of a grouped GEMM for Hopper: one kernel for products of different sizes, which are in device memory.
 
-It differs from sm90_gemm.py's kernels in that addresses, steps and extents of the groups are arrays in device memory,
-which `arrange` writes from the groups' ends and `place` from what the host says. Nothing here calls a library.
+It differs from sm90_gemm.py's kernels in that addresses, strides and extents of the groups are arrays in device memory.
+The kernel `arrange` computes them from the groups' ends, `place` copies them from its arguments. This file calls no
+library.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ if TYPE_CHECKING:
 
 __all__ = ["PLACED", "GroupedSpec", "emit"]
 
-PLACED = 32  # groups that `place` takes at a time: their words fit in a launch's 4 KB of arguments
+PLACED = 32  # groups per launch of `place`: their words fit in a launch's 4 KB of arguments
 
 
 @dataclass(frozen=True)
 class GroupedSpec:
-    """All that makes a grouped kernel: the key of its compilation, without extents and the number of groups.
+    """The key of a grouped kernel's compilation, without extents, strides and the number of groups.
 
     Attributes:
         arch, a, b, d: the architecture and the dtypes.
@@ -49,11 +50,11 @@ class GroupedSpec:
 
     @property
     def target(self) -> str:
-        """What NVRTC compiles for."""
+        """The architecture that NVRTC compiles for."""
         return f"sm_{int(self.arch)}a"
 
 
-# What `arrange` and `place` write: for each group the extents, then the addresses of A, B and D, then their steps.
+# The arrays that `arrange` and `place` write: for each group the extents, then the addresses of A, B and D, strides.
 WORDS = (
     Word("groups"),
     Word("multiprocessors"),
@@ -132,7 +133,7 @@ extern "C" __global__ void scale(float*, int64_t, float) {}
 
 
 def emit(spec: GroupedSpec) -> Source:
-    """The source of a grouped kernel; Refused for a tree whose operands are more than scalars."""
+    """The source of a grouped kernel; Refused for a tree with operands other than scalars."""
     operands = dict(spec.operands)
     others = [name for name, operand in operands.items() if operand.kind != "scalar"]
     if others:
