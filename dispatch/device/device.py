@@ -20,11 +20,11 @@ from cudabind._fork import anew
 from dispatch.checks import check_dtype, check_fits, check_shape, check_type, convert_array
 from dispatch.device import dlpack
 from dispatch.device.async_copy import Copy
+from dispatch.device.disposal import members
 from dispatch.device.host_memory import array_kind, host_memory
 from dispatch.device.layout import Array, Layout, c_strides
 from dispatch.device.stream import ExecutorLike, Stream, current, relaxed
 from dispatch.device.tensor import Tensor, packed
-from dispatch.device.weak_members import members
 from dispatch.errors import BadRequest, DispatchError, StaleTensor
 from dispatch.keys import U8, Arch, Dtype
 

@@ -22,28 +22,29 @@ import threading
 import time
 from contextlib import nullcontext, suppress
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakSet
 
 from cudabind import driver
 from cudabind._fork import anew
 from cudabind.errors import SymbolNotFound
-from dispatch.device.weak_members import members
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from contextlib import AbstractContextManager
 
 __all__ = [
     "dispose",
     "enqueueing_collectives",
     "load_kernel",
+    "members",
     "register_collectives",
     "start_disposal_thread",
     "stop_disposal_thread",
     "wait_for_collectives",
 ]
 
+T = TypeVar("T")
 Destroy = tuple["Callable[[Any], None]", Any]
 PATIENCE = 10.0  # seconds that the end of a world waits until all objects are destroyed
 LOADING = 2.0  # seconds that a plan waits for collectives, which may need later work of the same thread
@@ -187,6 +188,15 @@ def load_kernel(function: int) -> None:
     if _disposal is not None:
         with suppress(SymbolNotFound):  # a driver from before CUDA 12.4
             driver.cuFuncLoad.unchecked(ctypes.c_void_p(function))
+
+
+def members(of: Iterable[T]) -> list[T]:
+    """The members of a weak set, whose objects may disappear, and to which other threads may add, in the meantime."""
+    while True:
+        try:
+            return list(of)
+        except RuntimeError:  # noqa: PERF203  # it changed size while it was read: try again
+            continue
 
 
 def _registered() -> list[Collectives]:

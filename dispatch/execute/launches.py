@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 from weakref import WeakSet
 
 from cudabind import driver
+from dispatch.device.disposal import members
 from dispatch.device.stream import NULL_CONTEXT, relaxed
-from dispatch.device.weak_members import members
 from dispatch.execute.cuda_graph import launcher
 
 if TYPE_CHECKING:

@@ -47,7 +47,7 @@ from contextlib import suppress
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
 
-from dispatch.device.weak_members import members
+from dispatch.device.disposal import members
 from dispatch.errors import BadRequest, Closed, DeviceFault, DispatchError, WorkerFailed
 from dispatch.logs import log
 from dispatch.supervise.admission import Admission

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dispatch.device.weak_members import members
+from dispatch.device.disposal import members
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,9 +20,9 @@ from weakref import WeakSet
 
 from cudabind.errors import CufftError
 from cudabind.sys import cufft
+from dispatch.device.disposal import members
 from dispatch.device.storage import Storage
 from dispatch.device.stream import relaxed
-from dispatch.device.weak_members import members
 from dispatch.errors import DispatchError, OutOfMemory, Refused
 from dispatch.libraries.cufft.peer_copies import enable_peer_access
 from dispatch.libraries.cufft.transforms import REFUSALS
