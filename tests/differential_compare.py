@@ -20,6 +20,7 @@ from dispatch.ops.reduction import reference as reduction_reference
 from dispatch.ops.reduction.cases import bound as reduction_bound
 from dispatch.ops.sdpa.cases import bounds_of as sdpa_bounds
 from dispatch.ops.sdpa.reference import reference as sdpa_reference
+from dispatch.testing.memory import Mismatch
 
 VARY = {
     dp.ReduceRequest: "cuDNN's graphs let each block of threads add its part to the output by an atomic operation",
@@ -105,12 +106,18 @@ def beyond(live: Live, got: Outcome) -> str:
     if (changed & ~free).any():
         return where(live, got)
     expected, allowed = bounds(live)
+    if not expected.keys() <= allowed.keys():  # a solver's case, which judges residuals
+        host = dp.device("host")
+        results = [host.array(value.copy().view(_dtype_of(live, name))[..., 0]) for name, value in values.items()]
+        try:
+            spec.check.verify(tuple(results))
+        except Mismatch as wrong:
+            return str(wrong)
+        return ""
     for name, exact in expected.items():
         got_bytes = values.get(name)
         if got_bytes is None or got_bytes.shape[:-1] != exact.shape:
             continue  # left open, an output may be another, or none
-        if name not in allowed:
-            continue  # what a solver's case holds to its residual
         value = got_bytes.copy().view(_dtype_of(live, name))[..., 0]
         value = value.astype(np.complex128 if value.dtype.kind == "c" else np.float64)
         with np.errstate(invalid="ignore"):

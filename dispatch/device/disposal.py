@@ -65,7 +65,7 @@ class _DisposalThread:
         self.users = 1
         self.queue: SimpleQueue[Destroy | None] = SimpleQueue()  # its put() is reentrant, as finalizers need
         self._changed = threading.Condition()
-        self._blocks = 0
+        self._blocks = self._entered = 0  # blocks that are open, and all so far
         self._is_destroying = False
         self.thread = threading.Thread(target=self._run, name="disposal", daemon=True)
         self.thread.start()
@@ -75,6 +75,7 @@ class _DisposalThread:
             if self._is_destroying:
                 self._changed.wait_for(lambda: not self._is_destroying, DESTROYING)
             self._blocks += 1
+            self._entered += 1
 
     def __exit__(self, *_: object) -> None:
         with self._changed:
@@ -92,7 +93,13 @@ class _DisposalThread:
 
     def _may_destroy(self) -> bool:
         with self._changed:
-            self._is_destroying = not self._blocks and all(each.is_idle for each in _registered())
+            if self._blocks:
+                return False
+            entered = self._entered
+        if not all(each.is_idle for each in _registered()):  # asks the driver, so no rank may wait for this thread
+            return False
+        with self._changed:
+            self._is_destroying = entered == self._entered  # else a collective has begun meanwhile
             return self._is_destroying
 
 

@@ -172,6 +172,28 @@ def test_nothing_is_destroyed_between_the_beginning_of_a_collective_and_its_end(
         stop_disposal_thread()
 
 
+def test_a_collective_that_begins_while_the_driver_is_asked_is_not_waited_for_by_its_rank():
+    """The driver may take long to say whether another communicator is idle; then nothing is destroyed."""
+    asked, may_answer, destroyed = threading.Event(), threading.Event(), threading.Event()
+
+    class Slow(Communicator):
+        is_idle = property(lambda self: (asked.set(), may_answer.wait(60), True)[-1], lambda *_: None)
+
+    rank = Slow("rank", object(), [])
+    disposal.register_collectives(rank)
+    start_disposal_thread()
+    try:
+        dispose(lambda _: destroyed.set(), None)
+        assert asked.wait(60)
+        with disposal.enqueueing_collectives():
+            may_answer.set()
+            assert not destroyed.wait(0.1)
+        assert destroyed.wait(60)
+    finally:
+        may_answer.set()
+        stop_disposal_thread()
+
+
 @pytest.mark.usefixtures("apart")
 def test_a_collective_begins_once_an_object_is_destroyed():
     began, may_end, order = threading.Event(), threading.Event(), []

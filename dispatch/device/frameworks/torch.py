@@ -14,7 +14,7 @@ import torch.utils.dlpack
 from torch.nn import Buffer, Parameter
 
 from dispatch.device.frameworks.framework import Code, ForeignStorage, Framework
-from dispatch.device.frameworks.torch_synchronize import beside_recordings
+from dispatch.device.frameworks.torch_synchronize import excluding_recordings
 from dispatch.device.registry import device as device_of
 from dispatch.errors import BadRequest
 from dispatch.keys import BF16, BOOL, C64, C128, E8M0, F4E2M1, F8E4M3, F8E5M2, F16, F32, F64, I8, I32, I64, U8, U32, U64
@@ -203,4 +203,4 @@ FRAMEWORK = Torch()
 if HAS_STREAMS:
     namespaces: Any = (torch.cuda, getattr(torch, "accelerator", None))
     for namespace in filter(None, namespaces):
-        namespace.synchronize = beside_recordings(namespace.synchronize)
+        namespace.synchronize = excluding_recordings(namespace.synchronize)

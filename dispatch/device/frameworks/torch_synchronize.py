@@ -21,21 +21,21 @@ from dispatch.device.device import Device
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["beside_recordings"]
+__all__ = ["excluding_recordings"]
 
 
-def beside_recordings(synchronize: Callable[..., None]) -> Callable[..., None]:
+def excluding_recordings(synchronize: Callable[..., None]) -> Callable[..., None]:
     """A function that waits for a device like `torch.cuda.synchronize`; torch's function reports all errors."""
 
     @wraps(synchronize)
-    def synchronize_beside_recordings(device: Any = None) -> None:
-        gpu: Any = None
-        with suppress(Exception):  # an invalid device: torch raises its own error below
-            gpu = Device.live.get(f"cuda:{_ordinal(device)}")
-        if gpu is None or gpu.fault is not None or gpu.context.wait(gpu.recordings):
-            synchronize(device)
+    def synchronize_excluding_recordings(device: Any = None) -> None:
+        with suppress(Exception):  # an invalid device, or a lost one
+            gpu: Any = Device.live.get(f"cuda:{_ordinal(device)}")
+            if gpu is not None and gpu.fault is None and not gpu.context.wait(gpu.recordings):
+                return
+        synchronize(device)
 
-    return synchronize_beside_recordings
+    return synchronize_excluding_recordings
 
 
 def _ordinal(device: Any) -> int:

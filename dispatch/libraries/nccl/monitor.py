@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from cudabind import driver
 from cudabind._fork import anew
 from dispatch.device.stream import NOT_READY, relaxed
-from dispatch.errors import CollectiveError, CollectiveTimeout
+from dispatch.errors import CollectiveError, CollectiveTimeout, DispatchError
 
 if TYPE_CHECKING:
     import ctypes
@@ -154,7 +154,10 @@ def is_idle(communicator: WatchedCommunicator) -> bool:
     """Whether no call of it is running; False also if a caller's graphs contain its calls."""
     if communicator.closed or communicator.error is not None:  # an abort ends running calls
         return True
-    return not communicator.in_graphs and wait_for_work(communicator, 0.0)
+    try:
+        return not communicator.in_graphs and wait_for_work(communicator, 0.0)
+    except DispatchError:  # its GPU is lost or closed, and with it every call
+        return True
 
 
 def _oldest(communicator: WatchedCommunicator) -> PendingLike | None:

@@ -7,8 +7,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from dispatch.device.device import Device  # noqa: E402
-from dispatch.device.frameworks.torch_synchronize import beside_recordings  # noqa: E402
+from dispatch.device.frameworks.torch_synchronize import excluding_recordings  # noqa: E402
 from dispatch.device.recordings import Recordings  # noqa: E402
+from dispatch.errors import DeviceFault  # noqa: E402
 
 FAILED = 900  # CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
 
@@ -21,6 +22,8 @@ class Gpu:
         self.context = self
 
     def wait(self, recordings):
+        if isinstance(self.status, Exception):
+            raise self.status
         with recordings.exclude():
             self.waits += 1
             return FAILED if self.recording else self.status
@@ -45,7 +48,7 @@ def synchronize(told):
         """Torch's own words."""
         told.append(device)
 
-    return beside_recordings(original)
+    return excluding_recordings(original)
 
 
 @pytest.mark.parametrize("device", [None, 3, "cuda", "cuda:3", torch.device("cuda", 3)], ids=str)
@@ -80,10 +83,12 @@ def test_it_waits_for_no_recording_under_way_and_torch_is_not_asked(gpu, synchro
 def test_errors_are_told_by_torch(gpu, synchronize, told):
     gpu.status = 700
     synchronize("cuda:3")
-    gpu.fault = RuntimeError()
+    gpu.status = DeviceFault("lost")
+    synchronize(3)
+    gpu.fault = gpu.status
     synchronize(3)
     assert gpu.waits == 1
-    assert told == ["cuda:3", 3]
+    assert told == ["cuda:3", 3, 3]
 
 
 @pytest.mark.parametrize("device", ["cuda:5", 7, "nothing", object()], ids=["cuda:5", "7", "nothing", "object"])
