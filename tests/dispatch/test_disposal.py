@@ -177,7 +177,7 @@ def test_a_collective_that_begins_while_the_driver_is_asked_is_not_waited_for_by
     asked, may_answer, destroyed = threading.Event(), threading.Event(), threading.Event()
 
     class Slow(Communicator):
-        is_idle = property(lambda self: (asked.set(), may_answer.wait(60), True)[-1], lambda *_: None)
+        is_idle = property(lambda _: (asked.set(), may_answer.wait(60), True)[-1], lambda *_: None)
 
     rank = Slow("rank", object(), [])
     disposal.register_collectives(rank)
