@@ -1,4 +1,4 @@
-"""A descriptor of cuDNN's backend API: created, filled, finalized, destroyed exactly once; and cuDNN's dtype numbers.
+"""A descriptor of cuDNN's backend API: created, filled, finalized, destroyed exactly once.
 
 `lower.py` and `engines.py` are built on it. Descriptors need no GPU. This module does not depend on operations.
 """
@@ -9,29 +9,14 @@ import ctypes
 from typing import Any
 
 from cudabind.sys import cudnn
-from dispatch.keys import BF16, BOOL, E8M0, F8E4M3, F8E5M2, F16, F32, F64, I8, I32, I64, U8, Dtype
 from dispatch.libraries.finalizer import finalizer
 
-__all__ = ["DATA_TYPE", "Descriptor"]
+__all__ = ["BackendDescriptor"]
 
 KIND: Any = cudnn.cudnnBackendDescriptorType_t
 ATTRIBUTE: Any = cudnn.cudnnBackendAttributeName_t
 TYPE: Any = cudnn.cudnnBackendAttributeType_t
 
-DATA_TYPE: dict[Dtype, int] = {
-    F32: cudnn.cudnnDataType_t.CUDNN_DATA_FLOAT,
-    F64: cudnn.cudnnDataType_t.CUDNN_DATA_DOUBLE,
-    F16: cudnn.cudnnDataType_t.CUDNN_DATA_HALF,
-    BF16: cudnn.cudnnDataType_t.CUDNN_DATA_BFLOAT16,
-    F8E4M3: cudnn.cudnnDataType_t.CUDNN_DATA_FP8_E4M3,
-    F8E5M2: cudnn.cudnnDataType_t.CUDNN_DATA_FP8_E5M2,
-    E8M0: cudnn.cudnnDataType_t.CUDNN_DATA_FP8_E8M0,
-    I8: cudnn.cudnnDataType_t.CUDNN_DATA_INT8,
-    U8: cudnn.cudnnDataType_t.CUDNN_DATA_UINT8,
-    I32: cudnn.cudnnDataType_t.CUDNN_DATA_INT32,
-    I64: cudnn.cudnnDataType_t.CUDNN_DATA_INT64,
-    BOOL: cudnn.cudnnDataType_t.CUDNN_DATA_BOOLEAN,
-}
 C_TYPE: dict[str, Any] = {
     "HANDLE": cudnn.cudnnHandle_t,
     "BACKEND_DESCRIPTOR": ctypes.c_void_p,
@@ -44,17 +29,17 @@ C_TYPE: dict[str, Any] = {
 }  # all other types are enums
 
 
-class Descriptor:
+class BackendDescriptor:
     """One `cudnnBackendDescriptor_t`; it keeps the descriptors that it refers to."""
 
     __slots__ = ("_parts", "c")
 
     def __init__(self, kind: str) -> None:
         self.c = cudnn.cudnnBackendDescriptor_t()
-        self._parts: list[Descriptor] = []
+        self._parts: list[BackendDescriptor] = []
         cudnn.cudnnBackendCreateDescriptor(KIND[f"CUDNN_BACKEND_{kind}_DESCRIPTOR"], self.c)
 
-    def set(self, name: str, kind: str, *values: Any) -> Descriptor:
+    def set(self, name: str, kind: str, *values: Any) -> BackendDescriptor:
         """Set an attribute, named without CUDNN_ATTR_, from values of a type named without CUDNN_TYPE_."""
         if kind == "BACKEND_DESCRIPTOR":
             self._parts.extend(values)
@@ -64,13 +49,13 @@ class Descriptor:
         cudnn.cudnnBackendSetAttribute(self.c, attribute, number, len(values), array)
         return self
 
-    def set_text(self, name: str, text: bytes) -> Descriptor:
+    def set_text(self, name: str, text: bytes) -> BackendDescriptor:
         """Set a text attribute."""
         attribute = ATTRIBUTE[f"CUDNN_ATTR_{name}"]
         cudnn.cudnnBackendSetAttribute(self.c, attribute, TYPE.CUDNN_TYPE_CHAR, len(text), text)
         return self
 
-    def finalize(self) -> Descriptor:
+    def finalize(self) -> BackendDescriptor:
         """Make cuDNN check the descriptor, which cannot be changed any more after that."""
         cudnn.cudnnBackendFinalize(self.c)
         return self
@@ -87,7 +72,7 @@ class Descriptor:
         self._get(name, "CHAR", size, text)
         return text.raw
 
-    def get_descriptors(self, name: str, empty: list[Descriptor]) -> list[Descriptor]:
+    def get_descriptors(self, name: str, empty: list[BackendDescriptor]) -> list[BackendDescriptor]:
         """Fill empty descriptors with those of an attribute; returns the filled ones."""
         array = (ctypes.c_void_p * len(empty))(*(one.c.value for one in empty))
         return empty[: self._get(name, "BACKEND_DESCRIPTOR", len(empty), array)]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from cudabind.errors import CudnnError
 from cudabind.sys import cudnn
 from dispatch.errors import Refused
-from dispatch.libraries.cudnn.descriptors import Descriptor
+from dispatch.libraries.cudnn.descriptors import BackendDescriptor
 from dispatch.libraries.cudnn.handle import last_error
 from dispatch.libraries.cudnn.lower import lower
 
@@ -34,7 +34,7 @@ class Target(NamedTuple):
     """The GPU for which plans are made: a handle, or a finalized description of a GPU (DEVICEPROP)."""
 
     handle: cudnn.cudnnHandle_t | None
-    properties: Descriptor | None = None
+    properties: BackendDescriptor | None = None
 
 
 class Policy(NamedTuple):
@@ -69,7 +69,7 @@ LESS_PRECISE = {
 class Engine(NamedTuple):
     """A finalized execution plan, and the bytes of workspace it needs."""
 
-    plan: Descriptor
+    plan: BackendDescriptor
     workspace: int
 
     def saved(self) -> bytes:
@@ -115,7 +115,7 @@ def engines(graph: Graph, target: Target, policy: Policy) -> Iterator[Engine]:
 def restore_engine(saved: bytes, target: Target, policy: Policy) -> Engine | None:
     """The engine from a text of `Engine.saved`; None if cuDNN does not accept it."""
     with suppress(CudnnError):
-        plan = Descriptor("EXECUTION_PLAN").set("EXECUTION_PLAN_HANDLE", "HANDLE", target.handle)
+        plan = BackendDescriptor("EXECUTION_PLAN").set("EXECUTION_PLAN_HANDLE", "HANDLE", target.handle)
         plan.set_text("EXECUTION_PLAN_JSON_REPRESENTATION", saved).finalize()
         engine = Engine(plan, plan.get_ints("EXECUTION_PLAN_WORKSPACE_SIZE")[0])
         if engine.workspace <= policy.workspace:
@@ -125,18 +125,20 @@ def restore_engine(saved: bytes, target: Target, policy: Policy) -> Engine | Non
 
 def target_of(properties: bytes) -> Target:
     """The target of a GPU described by CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION; needs no GPU."""
-    descriptor = Descriptor("DEVICEPROP").set_text("DEVICEPROP_JSON_REPRESENTATION", properties)
+    descriptor = BackendDescriptor("DEVICEPROP").set_text("DEVICEPROP_JSON_REPRESENTATION", properties)
     return Target(None, descriptor.finalize())
 
 
-def _configurations(operations: Descriptor, mode: str, target: Target, reasons: list[str]) -> list[Descriptor]:
+def _configurations(
+    operations: BackendDescriptor, mode: str, target: Target, reasons: list[str]
+) -> list[BackendDescriptor]:
     number = cudnn.cudnnBackendHeurMode_t[f"CUDNN_HEUR_MODE_{mode}"]
     try:
-        heuristic = Descriptor("ENGINEHEUR").set("ENGINEHEUR_OPERATION_GRAPH", "BACKEND_DESCRIPTOR", operations)
+        heuristic = BackendDescriptor("ENGINEHEUR").set("ENGINEHEUR_OPERATION_GRAPH", "BACKEND_DESCRIPTOR", operations)
         heuristic.set("ENGINEHEUR_MODE", "HEUR_MODE", number)
         if target.properties is not None:
             heuristic.set("ENGINEHEUR_DEVICEPROP", "BACKEND_DESCRIPTOR", target.properties)
-        empty = [Descriptor("ENGINECFG") for _ in range(CONFIGURATIONS)]
+        empty = [BackendDescriptor("ENGINECFG") for _ in range(CONFIGURATIONS)]
         found = heuristic.finalize().get_descriptors("ENGINEHEUR_RESULTS", empty)
         if not found:
             reasons.append(f"heuristic {mode} proposes no engine: {_reason(last_error())}")
@@ -152,14 +154,14 @@ def _reason(text: str) -> str:
     return "; ".join(f"{status} at {place}" for status, place in found[:2]) or text or "no reason given"
 
 
-def _engine_of(configuration: Descriptor) -> Descriptor:
-    (engine,) = configuration.get_descriptors("ENGINECFG_ENGINE", [Descriptor("ENGINE")])
+def _engine_of(configuration: BackendDescriptor) -> BackendDescriptor:
+    (engine,) = configuration.get_descriptors("ENGINECFG_ENGINE", [BackendDescriptor("ENGINE")])
     return engine
 
 
-def _identity(configuration: Descriptor, engine: Descriptor) -> tuple[object, ...]:
+def _identity(configuration: BackendDescriptor, engine: BackendDescriptor) -> tuple[object, ...]:
     """What distinguishes configurations: the engine's number and its knobs."""
-    empty = [Descriptor("KNOB_CHOICE") for _ in range(cudnn.cudnnBackendKnobType_t.CUDNN_KNOB_TYPE_COUNTS)]
+    empty = [BackendDescriptor("KNOB_CHOICE") for _ in range(cudnn.cudnnBackendKnobType_t.CUDNN_KNOB_TYPE_COUNTS)]
     knobs = configuration.get_descriptors("ENGINECFG_KNOB_CHOICES", empty)
     choices = [
         (knob.get_ints("KNOB_CHOICE_KNOB_TYPE", "KNOB_TYPE")[0], knob.get_ints("KNOB_CHOICE_KNOB_VALUE")[0])
@@ -168,8 +170,8 @@ def _identity(configuration: Descriptor, engine: Descriptor) -> tuple[object, ..
     return (engine.get_ints("ENGINE_GLOBAL_INDEX")[0], *sorted(choices))
 
 
-def _plan(configuration: Descriptor, target: Target) -> Engine:
-    plan = Descriptor("EXECUTION_PLAN").set("EXECUTION_PLAN_ENGINE_CONFIG", "BACKEND_DESCRIPTOR", configuration)
+def _plan(configuration: BackendDescriptor, target: Target) -> Engine:
+    plan = BackendDescriptor("EXECUTION_PLAN").set("EXECUTION_PLAN_ENGINE_CONFIG", "BACKEND_DESCRIPTOR", configuration)
     if target.properties is not None:
         plan.set("EXECUTION_PLAN_DEVICEPROP", "BACKEND_DESCRIPTOR", target.properties)
     else:

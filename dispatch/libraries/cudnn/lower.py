@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from cudabind.sys import cudnn
 from dispatch.keys import Dtype
-from dispatch.libraries.cudnn.descriptors import DATA_TYPE, Descriptor
+from dispatch.libraries.cudnn.descriptors import BackendDescriptor
+from dispatch.libraries.cudnn.tensors import DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,21 +22,21 @@ if TYPE_CHECKING:
 __all__ = ["lower"]
 
 
-def lower(graph: Graph, handle: cudnn.cudnnHandle_t | None) -> Descriptor:
+def lower(graph: Graph, handle: cudnn.cudnnHandle_t | None) -> BackendDescriptor:
     """The finalized operation graph; without a handle it is for a device that is described by its properties."""
-    tensors: dict[int, Descriptor] = {}
+    tensors: dict[int, BackendDescriptor] = {}
     for wire in graph.wires:
         tensors[wire.uid] = _tensor(wire, tensors)
     nodes = [_operation(node, graph, tensors) for node in graph.nodes]
-    made = Descriptor("OPERATIONGRAPH").set("OPERATIONGRAPH_OPS", "BACKEND_DESCRIPTOR", *nodes)
+    made = BackendDescriptor("OPERATIONGRAPH").set("OPERATIONGRAPH_OPS", "BACKEND_DESCRIPTOR", *nodes)
     if handle is not None:
         made.set("OPERATIONGRAPH_HANDLE", "HANDLE", handle)
     return made.finalize()
 
 
-def _tensor(wire: Wire, tensors: dict[int, Descriptor]) -> Descriptor:
-    made = Descriptor("TENSOR")
-    made.set("TENSOR_DATA_TYPE", "DATA_TYPE", DATA_TYPE[wire.dtype])
+def _tensor(wire: Wire, tensors: dict[int, BackendDescriptor]) -> BackendDescriptor:
+    made = BackendDescriptor("TENSOR")
+    made.set("TENSOR_DATA_TYPE", "DATA_TYPE", DTYPES[wire.dtype])
     made.set("TENSOR_DIMENSIONS", "INT64", *wire.dims).set("TENSOR_STRIDES", "INT64", *wire.strides)
     made.set("TENSOR_UNIQUE_ID", "INT64", wire.uid).set("TENSOR_BYTE_ALIGNMENT", "INT64", wire.alignment)
     if wire.virtual:
@@ -47,12 +48,12 @@ def _tensor(wire: Wire, tensors: dict[int, Descriptor]) -> Descriptor:
     return made.finalize()
 
 
-def _operation(node: Node, graph: Graph, tensors: dict[int, Descriptor]) -> Descriptor:
-    made = Descriptor(f"OPERATION_{node.kind}")
+def _operation(node: Node, graph: Graph, tensors: dict[int, BackendDescriptor]) -> BackendDescriptor:
+    made = BackendDescriptor(f"OPERATION_{node.kind}")
     prefix = f"OPERATION_{PREFIX.get(node.kind, node.kind)}"
     for name, uid in (*node.ins, *node.outs):
         made.set(f"{prefix}_{name}", "BACKEND_DESCRIPTOR", tensors[uid])
-    LOWERINGS[node.kind](made, prefix, node, DATA_TYPE[graph.compute])
+    LOWERINGS[node.kind](made, prefix, node, DTYPES[graph.compute])
     return made.finalize()
 
 
@@ -69,10 +70,10 @@ def _numbers(value: Value) -> tuple[int, ...]:
     return value if isinstance(value, tuple) else (int(value),)
 
 
-def _pointwise(made: Descriptor, prefix: str, node: Node, compute: int) -> None:
-    descriptor = Descriptor("POINTWISE")
+def _pointwise(made: BackendDescriptor, prefix: str, node: Node, compute: int) -> None:
+    descriptor = BackendDescriptor("POINTWISE")
     mode = cudnn.cudnnPointwiseMode_t[f"CUDNN_POINTWISE_{node.get('MODE')}"]
-    math = DATA_TYPE[Dtype.of(node.get("MATH_PREC"))] if node.has("MATH_PREC") else compute
+    math = DTYPES[Dtype.of(node.get("MATH_PREC"))] if node.has("MATH_PREC") else compute
     descriptor.set("POINTWISE_MODE", "POINTWISE_MODE", mode).set("POINTWISE_MATH_PREC", "DATA_TYPE", math)
     for name, value in node.attributes:
         if name == "AXIS":
@@ -84,16 +85,16 @@ def _pointwise(made: Descriptor, prefix: str, node: Node, compute: int) -> None:
     made.set(f"{prefix}_PW_DESCRIPTOR", "BACKEND_DESCRIPTOR", descriptor.finalize())
 
 
-def _matmul(made: Descriptor, prefix: str, node: Node, compute: int) -> None:
-    descriptor = Descriptor("MATMUL").set("MATMUL_COMP_TYPE", "DATA_TYPE", compute)
+def _matmul(made: BackendDescriptor, prefix: str, node: Node, compute: int) -> None:
+    descriptor = BackendDescriptor("MATMUL").set("MATMUL_COMP_TYPE", "DATA_TYPE", compute)
     if node.has("PADDING_VALUE"):
         descriptor.set("MATMUL_PADDING_VALUE", "DOUBLE", node.get("PADDING_VALUE"))
     made.set(f"{prefix}_DESC", "BACKEND_DESCRIPTOR", descriptor.finalize())
 
 
-def _convolution(made: Descriptor, prefix: str, node: Node, compute: int) -> None:
+def _convolution(made: BackendDescriptor, prefix: str, node: Node, compute: int) -> None:
     stride = _numbers(node.get("STRIDE"))
-    descriptor = Descriptor("CONVOLUTION").set("CONVOLUTION_COMP_TYPE", "DATA_TYPE", compute)
+    descriptor = BackendDescriptor("CONVOLUTION").set("CONVOLUTION_COMP_TYPE", "DATA_TYPE", compute)
     descriptor.set("CONVOLUTION_CONV_MODE", "CONVOLUTION_MODE", cudnn.cudnnConvolutionMode_t.CUDNN_CROSS_CORRELATION)
     descriptor.set("CONVOLUTION_SPATIAL_DIMS", "INT64", len(stride))
     descriptor.set("CONVOLUTION_PRE_PADDINGS", "INT64", *_numbers(node.get("PRE")))
@@ -106,14 +107,14 @@ def _convolution(made: Descriptor, prefix: str, node: Node, compute: int) -> Non
         made.set(f"{prefix}_{name}", "DOUBLE" if is_double else "FLOAT", node.get(name))
 
 
-def _reduction(made: Descriptor, prefix: str, node: Node, compute: int) -> None:
+def _reduction(made: BackendDescriptor, prefix: str, node: Node, compute: int) -> None:
     operator = cudnn.cudnnReduceTensorOp_t[f"CUDNN_REDUCE_TENSOR_{node.get('OPERATOR')}"]
-    descriptor = Descriptor("REDUCTION").set("REDUCTION_COMP_TYPE", "DATA_TYPE", compute)
+    descriptor = BackendDescriptor("REDUCTION").set("REDUCTION_COMP_TYPE", "DATA_TYPE", compute)
     descriptor.set("REDUCTION_OPERATOR", "REDUCTION_OPERATOR_TYPE", operator)
     made.set(f"{prefix}_DESC", "BACKEND_DESCRIPTOR", descriptor.finalize())
 
 
-def _norm(made: Descriptor, prefix: str, node: Node, compute: int) -> None:
+def _norm(made: BackendDescriptor, prefix: str, node: Node, compute: int) -> None:
     del compute  # a norm computes in f32
     mode = cudnn.cudnnBackendNormMode_t[f"CUDNN_{node.get('MODE')}"]
     made.set(f"{prefix}_MODE", "NORM_MODE", mode)
@@ -122,9 +123,9 @@ def _norm(made: Descriptor, prefix: str, node: Node, compute: int) -> None:
         made.set(f"{prefix}_PHASE", "NORM_FWD_PHASE", phase)
 
 
-def _rng(made: Descriptor, prefix: str, node: Node, compute: int) -> None:
+def _rng(made: BackendDescriptor, prefix: str, node: Node, compute: int) -> None:
     del compute
-    descriptor = Descriptor("RNG")
+    descriptor = BackendDescriptor("RNG")
     descriptor.set(
         "RNG_DISTRIBUTION", "RNG_DISTRIBUTION", cudnn.cudnnRngDistribution_t.CUDNN_RNG_DISTRIBUTION_BERNOULLI
     )
@@ -132,12 +133,12 @@ def _rng(made: Descriptor, prefix: str, node: Node, compute: int) -> None:
     made.set(f"{prefix}_DESC", "BACKEND_DESCRIPTOR", descriptor.finalize())
 
 
-def _no_attributes(made: Descriptor, prefix: str, node: Node, compute: int) -> None:
+def _no_attributes(made: BackendDescriptor, prefix: str, node: Node, compute: int) -> None:
     """For operations that have only operands."""
 
 
 DATA_TYPE_DOUBLE = cudnn.cudnnDataType_t.CUDNN_DATA_DOUBLE
-LOWERINGS: dict[str, Callable[[Descriptor, str, Node, int], None]] = {
+LOWERINGS: dict[str, Callable[[BackendDescriptor, str, Node, int], None]] = {
     "POINTWISE": _pointwise,
     "MATMUL": _matmul,
     "CONVOLUTION_FORWARD": _convolution,

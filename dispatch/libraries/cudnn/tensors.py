@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cudabind.sys import cudnn
 from dispatch.device.layout import c_strides
-from dispatch.keys import BF16, BOOL, F8E4M3, F8E5M2, F16, F32, F64, I8, I32, I64, U8
+from dispatch.keys import BF16, BOOL, E8M0, F8E4M3, F8E5M2, F16, F32, F64, I8, I32, I64, U8
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,6 +29,7 @@ DTYPES = {
     BF16: T.CUDNN_DATA_BFLOAT16,
     F8E4M3: T.CUDNN_DATA_FP8_E4M3,
     F8E5M2: T.CUDNN_DATA_FP8_E5M2,
+    E8M0: T.CUDNN_DATA_FP8_E8M0,
     I8: T.CUDNN_DATA_INT8,
     U8: T.CUDNN_DATA_UINT8,
     I32: T.CUDNN_DATA_INT32,
