@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 __all__ = [
     "ACTIVE",
     "CONSTANTS",
+    "MAX_FAILURES",
+    "MAX_KINDS",
+    "RUNS_BEFORE",
     "FailedCapture",
     "HostGenerators",
     "Pool",
@@ -31,10 +34,14 @@ __all__ = [
     "agree",
     "first_line_of",
     "leaves_of",
+    "unsupported_result",
     "version_of",
     "with_operands",
 ]
 
+RUNS_BEFORE = 3  # eager calls of a kind before one is recorded: their plans are learnt during them
+MAX_KINDS = 512  # kinds of calls that are remembered for one model
+MAX_FAILURES = 2  # failed captures before no more are tried: each may harm torch's allocator
 
 # Recorders that are recording a training step. Recording its gradients needs the autograd thread of the device, so that
 # thread must not wait for the recorder's lock meanwhile.
@@ -229,6 +236,12 @@ def with_operands(tensors: list[torch.Tensor], args: tuple[Any, ...], kwargs: di
     remaining = iter(tensors)
     args = tuple(next(remaining) if type(x) is torch.Tensor else x for x in args)
     return args, {name: next(remaining) if type(x) is torch.Tensor else x for name, x in kwargs.items()}
+
+
+def unsupported_result(leaves: list[Any]) -> str:
+    """The reason why a result cannot come from a graph, because one of its leaves is no tensor; empty if it can."""
+    unknown = next((x for x in leaves if type(x) is not torch.Tensor and type(x) not in CONSTANTS), None)
+    return "" if unknown is None else f"it returns a {type(unknown).__name__}, which is not a tensor"
 
 
 def leaves_of(y: Any) -> list[Any]:

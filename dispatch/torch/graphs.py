@@ -25,10 +25,14 @@ from dispatch.torch import training_graphs
 from dispatch.torch.graph_recorder import (
     ACTIVE,
     CONSTANTS,
+    MAX_FAILURES,
+    MAX_KINDS,
+    RUNS_BEFORE,
     FailedCapture,
     Recorder,
     agree,
     leaves_of,
+    unsupported_result,
     version_of,
     with_operands,
 )
@@ -43,10 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["NAME", "Graphs", "graphed_forward"]
 
 NAME = "_dispatch_graphs"  # the attribute of a model that holds its Graphs
-RUNS_BEFORE = 3  # eager calls of a kind before one is recorded: their plans are learnt during them
 MAX_GRAPHS = 16  # graphs per model: the least recently replayed one is dropped
-MAX_KINDS = 512  # kinds of calls that are counted
-MAX_FAILURES = 2  # failed recordings before no more are tried: each may harm torch's allocator
 
 
 class Graphs:
@@ -227,9 +228,8 @@ def _why_not_recordable(state: ModelState, versions: list[tuple[torch.Tensor, in
     if any(version_of(t) != before for t, before in versions):
         return "it writes to its operands, parameters or buffers"
     leaves = _pytree.tree_leaves(y)
-    unknown = next((x for x in leaves if type(x) is not torch.Tensor and type(x) not in CONSTANTS), None)
-    if unknown is not None:
-        return f"it returns a {type(unknown).__name__}, which is not a tensor"
+    if why := unsupported_result(leaves):
+        return why
     inputs = {t.untyped_storage().data_ptr() for t in state.tensors}
     if any(x.untyped_storage().data_ptr() in inputs for x in leaves if type(x) is torch.Tensor):
         return "it returns memory of a parameter or buffer"

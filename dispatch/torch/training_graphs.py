@@ -16,7 +16,7 @@ import torch
 from torch.utils import _pytree
 
 from dispatch.torch import training_call
-from dispatch.torch.graph_recorder import ACTIVE, CONSTANTS, version_of
+from dispatch.torch.graph_recorder import ACTIVE, MAX_FAILURES, MAX_KINDS, RUNS_BEFORE, unsupported_result, version_of
 from dispatch.torch.model_state import TrainedState
 from dispatch.torch.shared import is_plain_eager
 from dispatch.torch.training_call import Call, results_of
@@ -32,10 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Training", "modes"]
 
-RUNS_BEFORE = 3  # eager calls of a kind before one is recorded: their plans are learnt during them
 MAX_STEPS = 8  # recorded steps per model, each with memory for all of its gradients
-MAX_KINDS = 512  # kinds of calls with a history
-MAX_FAILURES = 2  # failed captures before no more are tried
 UNUSED = 32  # calls without a backward pass before the kind is given up
 BUSY = "another call is being recorded"
 MAX_NEEDED = 4096  # the maximum number of eager calls before a model that keeps changing is recorded again
@@ -259,8 +256,8 @@ class Training:
         leaves, spec = _pytree.tree_flatten(y)
         if any(version_of(t) != before for t, before in versions):
             history.why = "it writes to its operands or parameters"
-        elif unknown := next((x for x in leaves if type(x) is not torch.Tensor and type(x) not in CONSTANTS), None):
-            history.why = f"it returns a {type(unknown).__name__}, which is not a tensor"
+        elif why := unsupported_result(leaves):
+            history.why = why
         elif _overlap(leaves, [*state.tensors, *tensors]):
             history.why = "it returns memory of an operand, a parameter or a buffer"
         elif not any(x.requires_grad for x in leaves if type(x) is torch.Tensor):
