@@ -23,6 +23,7 @@ from dispatch.device.frameworks.framework import ForeignStorage, ordered_with
 from dispatch.device.frameworks.frameworks import framework_of
 from dispatch.device.host import HostDevice
 from dispatch.device.stream import NULL_CONTEXT, order
+from dispatch.errors import BadRequest
 from dispatch.execute.bound import Bound
 from dispatch.execute.cuda_executor import CudaExecutor
 from dispatch.execute.host_executor import HostExecutor
@@ -31,10 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from contextlib import AbstractContextManager
 
-    from dispatch.core.request import Operands, Request
+    from dispatch.core.request import Launchable, Operands, Request
     from dispatch.core.row import Row
     from dispatch.device.tensor import Tensor
-    from dispatch.execute.cuda_graph import GraphExec
     from dispatch.execute.executor import Executor
 
 __all__ = ["BoundCall", "prepare", "prepare_all"]
@@ -71,12 +71,12 @@ class BoundCall(Generic[R_co]):
     )  # fmt: skip
     _result: R_co
 
-    def __init__(self, executor: Executor, request: Request[R_co], outputs: Operands) -> None:
+    def __init__(self, executor: Executor, request: Request[R_co], outputs: Operands, *, graph: bool = False) -> None:
         self.request: Request[R_co] = request.replace(**outputs) if outputs else request
         self._executor = executor
         executor.prepared = True
         self._epoch = self._framework_epoch = -1
-        self._graph: GraphExec | None = None
+        self._graph: Launchable | None = None
         self._fast_calls: dict[tuple[str, ...], Callable[..., Any] | None] = {}  # by the names of the replaced operands
         self._plans = executor.plans  # the executor's plans when `_fast_calls` were made
         uses = [(name, tensor.storage) for name, tensor, written in self.request.tensors() if written]
@@ -94,12 +94,19 @@ class BoundCall(Generic[R_co]):
             self._bound = Bound(executor, self.request)
             self._result = self._bound.result
             plan, arguments = self._bound.plan, self._bound.arguments
-            if plan.capture_safe and plan.counter is None and arguments is not None and not executor.captured:
-                self._graph = executor.record(plan, arguments)
+            if graph:
+                executor.refuse_capture(f"prepare(graph=True) of {plan.row.name}", always=True)
+            if arguments is not None and not executor.captured:
+                if plan.capture_safe and plan.counter is None:
+                    self._graph = executor.record(plan, arguments)
+                elif graph:
+                    self._graph = plan.as_graph(arguments)
                 if self._graph is not None:
                     self._launch: Callable[[], int] = self._graph.launch
         else:
             executor.plan(self.request)
+            if graph:
+                raise BadRequest("graph", "True", "False on the host, which has no graphs")
 
     @property
     def row(self) -> Row:
@@ -232,18 +239,22 @@ class BoundCall(Generic[R_co]):
 
 
 @names_arguments
-def prepare(request: Request[R_co]) -> BoundCall[R_co]:
+def prepare(request: Request[R_co], *, graph: bool = False) -> BoundCall[R_co]:
     """Bind a request to the calling thread's current stream; the result runs it again without selecting a row.
 
     Over operands of torch or CuPy that is the current stream of their library. Outputs that are None in the request are
     allocated here, once; each call writes them again. To call it from several threads, give each thread its own `out`.
     It raises the same errors as `run`.
+
+    Calls that can be captured are launched as a CUDA graph. A collective of NCCL is so only with `graph=True`, because
+    all its ranks must prepare it, each on its own thread or process, in the same order as their other calls. BadRequest
+    for calls that cannot be captured, and if the communicator allows no graphs.
     """
     check_request(request)
     with on_framework_stream(request):
         executor: Executor = request.device.executor()
         executor.check()
-        return BoundCall(executor, request, executor.outputs(request))
+        return BoundCall(executor, request, executor.outputs(request), graph=graph)
 
 
 @names_arguments

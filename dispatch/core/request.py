@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import fields, is_dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol
 
 from dispatch.core.request_repr import text_of
 from dispatch.device.frameworks.framework import ForeignStorage, ordered_with
@@ -34,6 +34,7 @@ else:
 
 __all__ = [
     "Argument",
+    "Launchable",
     "NamedArguments",
     "Number",
     "Operands",
@@ -237,6 +238,14 @@ class Request(ABC, Generic[R_co]):
         return {name: value for name, value in state.items() if name != "bound"}
 
 
+class Launchable(Protocol):
+    """A captured call."""
+
+    @property
+    def launch(self) -> Callable[[], int]:
+        """A function that launches it on the stream that it was captured for, and returns the driver's status."""
+
+
 class Plan:
     """A request bound to one executor: everything that does not depend on addresses is prepared.
 
@@ -262,6 +271,10 @@ class Plan:
         If the plan has a counter, the number of the call follows the arguments.
         """
         raise WorkerFailed(f"{type(self).__name__} does not run on a GPU")
+
+    def as_graph(self, _arguments: tuple[Argument, ...]) -> Launchable:
+        """The call captured into a graph, for plans that are captured only if the caller asks for it; else refused."""
+        raise BadRequest("graph", "True", f"False for {self.row.name}, whose calls cannot be captured")
 
     def run(self, request: Any, outputs: Operands) -> None:
         """On the host: compute the result into the request's outputs and the allocated `outputs`."""

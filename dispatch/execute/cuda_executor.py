@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
-    from dispatch.core.request import Argument, Operands, Plan, Request
+    from dispatch.core.request import Argument, Launchable, Operands, Plan, Request
     from dispatch.device.cuda import CudaDevice
     from dispatch.device.stream import Stream
     from dispatch.execute.algorithm_cache import AlgorithmCache
@@ -107,7 +107,7 @@ class CudaExecutor(CapturableExecutor):
         arguments = request.arguments(outputs)
         self.enqueue(bound.plan, arguments, bound.reads, (*bound.writes, *outputs.values()))
 
-    def launch(self, graph: GraphExec, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...]) -> None:
+    def launch(self, graph: Launchable, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...]) -> None:
         """Launch a recorded call, ordered after the uses of its tensors on other streams."""
         self.wait_for_uses(reads, writes)
         if status := graph.launch():

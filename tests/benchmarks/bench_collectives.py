@@ -135,6 +135,7 @@ def rank_main(quick: bool) -> None:
         small = {
             OURS: lambda: dp.all_reduce(x, comm=comm, out=out),
             f"{OURS}, bound": dp.prepare(dp.AllReduceRequest(x, comm=comm, out=out)),
+            f"{OURS}, bound, as a graph": dp.prepare(dp.AllReduceRequest(x, comm=comm, out=out), graph=True),
             TORCH: lambda: dist.all_reduce(x),
         }
         for side, call in small.items():
@@ -225,9 +226,8 @@ def measure(device: dp.Device, quick: bool, report: Report) -> None:
             rows.append([f"{nbytes / MIB:g} MiB", f"{ours:.1f}", f"{theirs:.1f}", f"{ours / theirs:.3f}"])
         say()
         table([f"{op}, bus bandwidth, GB/s", OURS, TORCH, "ratio"], rows)
-    sides = [
-        side for side in (OURS, f"{OURS}, bound", f"{OURS}, bound, no graphs", TORCH) if f"{side}, {SMALL}" in figures
-    ]
+    sides = (OURS, *(f"{OURS}, bound{how}" for how in ("", ", no graphs", ", as a graph")), TORCH)
+    sides = [side for side in sides if f"{side}, {SMALL}" in figures]
     small = [[side, f"{figures[f'{side}, {SMALL}']:.1f}"] for side in sides]
     say()
     table([SMALL, "us"], small)
@@ -254,6 +254,7 @@ def measure(device: dp.Device, quick: bool, report: Report) -> None:
         Target("bus bandwidth, the least share of torch's", LEAST, ENOUGH, at_least=True),
         Target("a small all_reduce on the host", f"{OURS}, {SMALL}", SMALL_SHARE, "us", f"{TORCH}, {SMALL}"),
         Target("the same, bound", f"{OURS}, bound, {SMALL}", SMALL_SHARE, "us", f"{TORCH}, {SMALL}"),
+        Target("the same, as a graph", f"{OURS}, bound, as a graph, {SMALL}", SMALL_SHARE, "us", f"{TORCH}, {SMALL}"),
     ]
     judge(targets, figures, report)
 

@@ -15,13 +15,14 @@ import time
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from cudabind import driver
 from cudabind.sys import nccl
 from dispatch.checks import check_int
 from dispatch.core.communicator import DEADLINE, Communicator
 from dispatch.core.timeout import call_with_timeout
-from dispatch.device.disposal import register_collectives
+from dispatch.device.disposal import members, register_collectives
 from dispatch.device.failed_collectives import clear_failed, mark_failed
 from dispatch.device.stream import relaxed
 from dispatch.errors import BadRequest, CollectiveError, CollectiveTimeout, RankLost
@@ -40,9 +41,8 @@ __all__ = ["NcclCommunicator", "solo", "unique_id"]
 
 SUCCESS, INVALID_ARGUMENT, REMOTE, IN_PROGRESS = 0, 4, 6, 7  # values of ncclResult_t
 SHORTEST, LONGEST = 20e-6, 1e-3  # seconds between two queries
-NO_COLOR = -1  # NCCL_SPLIT_NOCOLOR
 LONGEST_CALL = 0.2  # seconds that an abort waits for a call inside NCCL to end by itself
-ABORTING = 1  # NCCL_SHRINK_ABORT: end the running calls first
+NO_COLOR, ABORTING = -1, 1  # NCCL_SPLIT_NOCOLOR; NCCL_SHRINK_ABORT: end the running calls first
 
 
 class PendingWork:
@@ -89,6 +89,7 @@ class NcclCommunicator(Communicator):
         self.call_deadline = math.inf  # when a call inside NCCL must return (`time.monotonic`)
         self.is_aborted = False
         self.in_graphs = False  # whether a caller's graph contains calls of it
+        self.graphs: WeakSet[Any] = WeakSet()  # this library's graphs of its calls, which it destroys at its end
         self._barrier_token: Any = None  # the element that barriers sum
         register_collectives(self)
 
@@ -109,10 +110,7 @@ class NcclCommunicator(Communicator):
 
         CollectiveTimeout if not all do so within the deadline, CollectiveError if NCCL cannot set it up.
         """
-        if device.is_host:
-            raise BadRequest("device", str(device), "a GPU", "MPI, or threads, move what is on the host")
-        nccl_config = NcclConfig() if config is None else config
-        comm = cls(nccl.ncclComm_t(), rank, size, device, nccl_config, generation=generation, deadline=deadline)
+        comm = cls._without_handle(device, rank, size, config, generation, deadline)
         c_id = nccl.ncclUniqueId.from_buffer_copy(identity)
 
         def start(handle: Any, settings: Any) -> int:
@@ -137,13 +135,20 @@ class NcclCommunicator(Communicator):
 
         New ranks are numbered from the old size on. Refused before NCCL 2.29; otherwise as `create`.
         """
-        if device.is_host:
-            raise BadRequest("device", str(device), "a GPU")
+        comm = cls._without_handle(device, rank, size, config, generation, deadline)
         require((2, 29, 0), "ncclCommGrow")
-        nccl_config = NcclConfig() if config is None else config
-        comm = cls(nccl.ncclComm_t(), rank, size, device, nccl_config, generation=generation, deadline=deadline)
         c_id = nccl.ncclUniqueId.from_buffer_copy(identity)
         return comm._init_handle("ncclCommGrow", partial(_grow, nccl.ncclComm_t(), size, c_id, rank))
+
+    @classmethod
+    def _without_handle(
+        cls, device: Device, rank: int, size: int, config: NcclConfig | None, generation: int, deadline: float
+    ) -> Self:
+        if device.is_host:
+            raise BadRequest("device", str(device), "a GPU", "use MPI, gloo or threads for data on the host")
+        return cls(
+            nccl.ncclComm_t(), rank, size, device, config or NcclConfig(), generation=generation, deadline=deadline
+        )
 
     def _init_handle(self, function: str, start: Callable[[Any, Any], int]) -> Self:
         """Make the handle by a call that all ranks make; a handle that is made after the deadline is aborted."""
@@ -179,12 +184,9 @@ class NcclCommunicator(Communicator):
 
     def split(self, color: int | None, key: int = 0) -> Self | None:
         def start(handle: Any, settings: Any) -> int:
-            chosen = NO_COLOR if color is None else color
-            return int(
-                nccl.ncclCommSplit.unchecked(
-                    self.c_handle, ctypes.c_int(chosen), ctypes.c_int(key), ctypes.byref(handle), ctypes.byref(settings)
-                )
-            )
+            c_color, c_key = ctypes.c_int(NO_COLOR if color is None else color), ctypes.c_int(key)
+            result, c_settings = ctypes.byref(handle), ctypes.byref(settings)
+            return int(nccl.ncclCommSplit.unchecked(self.c_handle, c_color, c_key, result, c_settings))
 
         return self._derive("ncclCommSplit", start)
 
@@ -193,22 +195,11 @@ class NcclCommunicator(Communicator):
         listed = (ctypes.c_int * len(exclude))(*exclude)
 
         def start(handle: Any, settings: Any) -> int:
-            flags = ctypes.c_int(ABORTING if aborting else 0)
-            return int(
-                nccl.ncclCommShrink.unchecked(
-                    self.c_handle,
-                    listed,
-                    ctypes.c_int(len(exclude)),
-                    ctypes.byref(handle),
-                    ctypes.byref(settings),
-                    flags,
-                )
-            )
+            count, flags = ctypes.c_int(len(exclude)), ctypes.c_int(ABORTING if aborting else 0)
+            result, c_settings = ctypes.byref(handle), ctypes.byref(settings)
+            return int(nccl.ncclCommShrink.unchecked(self.c_handle, listed, count, result, c_settings, flags))
 
-        comm = self._derive("ncclCommShrink", start)
-        if comm is None:
-            raise CollectiveError(f"{self!r}: ncclCommShrink made no communicator")
-        return comm
+        return self._derive_one("ncclCommShrink", start)
 
     def growing_id(self) -> bytes:
         """The id with which new ranks `join`, 128 bytes; one rank gets it and passes it to them and to its own `grow`.
@@ -225,15 +216,17 @@ class NcclCommunicator(Communicator):
     def grow(self, size: int, identity: bytes | None = None) -> Self:
         """The communicator of these ranks, with the same numbers, and of new ones that `join`; `size` ranks in total.
 
-        All ranks call this; the one that got the `growing_id` passes it. This communicator stays as it is.
-        Refused before NCCL 2.29.
+        All ranks call this; the one with the `growing_id` passes it. This communicator is kept. Needs NCCL 2.29.
         """
         check_int("size", size, self.size + 1, 1 << 30)
         require((2, 29, 0), "ncclCommGrow")
         c_id = None if identity is None else nccl.ncclUniqueId.from_buffer_copy(identity)
-        comm = self._derive("ncclCommGrow", lambda *given: _grow(self.c_handle, size, c_id, -1, *given))
+        return self._derive_one("ncclCommGrow", partial(_grow, self.c_handle, size, c_id, -1))
+
+    def _derive_one(self, function: str, start: Callable[[Any, Any], int]) -> Self:
+        comm = self._derive(function, start)
         if comm is None:
-            raise CollectiveError(f"{self!r}: ncclCommGrow made no communicator")
+            raise CollectiveError(f"{self!r}: {function} made no communicator")
         return comm
 
     def _derive(self, function: str, start: Callable[[Any, Any], int]) -> Self | None:
@@ -347,6 +340,12 @@ class NcclCommunicator(Communicator):
             self.is_aborted = True
             # It may wait for the GPU, on which other work may hang: the failing thread must not wait for that.
             threading.Thread(target=self._abort, args=(handle,), name="nccl abort", daemon=True).start()
+            if self.graphs:  # the abort ends their kernels first, and then waits until they are destroyed
+                threading.Thread(target=self._destroy_graphs, name="nccl graphs", daemon=True).start()
+
+    def _destroy_graphs(self) -> None:
+        for graph in members(self.graphs):
+            graph.destroy()
 
     def _abort(self, handle: Any) -> None:
         with relaxed(), self.device.context:
@@ -354,6 +353,7 @@ class NcclCommunicator(Communicator):
 
     def release(self) -> None:
         """Wait for the running calls on all ranks, and destroy the communicator."""
+        self._destroy_graphs()
         with self.lock:
             handle, self.c_handle = self.c_handle, nccl.ncclComm_t()
         if not handle.value or not self.device.alive or self.device.fault is not None:

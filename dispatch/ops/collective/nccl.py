@@ -2,7 +2,8 @@
 
 A plan prepares the arguments of its calls and writes addresses into them. This library never captures or learns such a
 plan by itself: a call that the other ranks do not make never ends, and NCCL may exchange addresses between ranks during
-a capture. A graph that the caller captures on all ranks may contain such calls. Follows
+a capture. A graph that the caller captures on all ranks may contain such calls, and `prepare(request, graph=True)`
+captures one, on all ranks (nccl_graph.py). Follows
 https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api/colls.html.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import math
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +24,8 @@ from dispatch.errors import BadRequest
 from dispatch.keys import U8
 from dispatch.libraries.nccl import group
 from dispatch.ops.collective import nccl_messages
-from dispatch.ops.collective.group import keep_operands, open_nccl_group
+from dispatch.ops.collective.group import is_group_open, keep_operands, open_nccl_group
+from dispatch.ops.collective.nccl_graph import capture_collective
 from dispatch.ops.collective.nccl_messages import (
     DTYPES,
     IN_PROGRESS,
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
     from dispatch.core.row import Row
     from dispatch.device.tensor import Tensor
     from dispatch.execute.cuda_executor import CudaExecutor
+    from dispatch.ops.collective.nccl_graph import CollectiveGraph
     from dispatch.ops.collective.nccl_messages import Call
 
     CallWith = Callable[[tuple[Argument, ...], int], int]  # takes a plan's arguments and the number of a reduction op
@@ -66,15 +70,30 @@ class NcclPlan(Plan):
     def hold(self, tensors: tuple[Tensor, ...]) -> None:
         keep_operands(tensors)
 
+    def as_graph(self, arguments: tuple[Argument, ...]) -> CollectiveGraph:
+        """Capture the calls, as all ranks do together; errors as of `enqueue`, BadRequest inside a collective_group."""
+        if is_group_open():
+            raise BadRequest("graph", "True inside a collective_group", "False", "prepare the call before the group")
+        self._refuse_graph()
+        enqueue = partial(self._enqueue, arguments, is_captured=True)
+        return capture_collective(self._comm, self._executor, enqueue, self._function)
+
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         """Enqueue the calls; CollectiveError, CollectiveTimeout or RankLost if the communicator has failed."""
-        comm, executor = self._comm, self._executor
-        is_captured = executor.captured  # the graph is not running yet
-        if is_captured and comm.config.graph_usage_mode == 0:
+        is_captured = self._executor.captured
+        if is_captured:
+            self._refuse_graph()
+            self._comm.in_graphs = True
+        self._enqueue(arguments, is_captured=is_captured)
+
+    def _refuse_graph(self) -> None:
+        comm = self._comm
+        if comm.config.graph_usage_mode == 0:
             actual = f"{comm!r}, whose graph_usage_mode is 0, under capture"
             raise BadRequest("comm", actual, "a communicator made with NcclConfig(graph_usage_mode=2), or none")
-        if is_captured:
-            comm.in_graphs = True
+
+    def _enqueue(self, arguments: tuple[Argument, ...], *, is_captured: bool) -> None:
+        comm, executor = self._comm, self._executor
         open_nccl_group()
         with enqueueing_collectives():
             with comm.lock:
@@ -91,7 +110,7 @@ class NcclPlan(Plan):
                 return
             if status:
                 comm.settle(self._function, status)
-            if not is_captured:
+            if not is_captured:  # a captured call is not running yet
                 comm.record_work(executor.target, self._function)
 
 

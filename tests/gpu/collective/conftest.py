@@ -40,3 +40,11 @@ def collective_cases():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def captured_cases():
+    spec = importlib.util.spec_from_file_location("captured_cases", Path(__file__).with_name("captured_cases.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -43,6 +43,25 @@ def collectives(_):
         tell(rank=world.rank, failed=collective_cases.failures(world), count=collective_cases.COUNT[0])
 
 
+def captured(_):
+    """Graphs of collectives over tensors of ours, and over torch's on its current stream."""
+    import captured_cases
+    import torch
+
+    with dp.World.from_env(deadline=60) as world:
+        failed, right = captured_cases.failures(world), captured_cases.many(world)
+        torch.cuda.set_device(world.rank)
+        for stream in (torch.cuda.default_stream(), torch.cuda.Stream()):
+            with torch.cuda.stream(stream):
+                x = torch.empty(5000, device="cuda")
+                call = dp.prepare(dp.AllReduceRequest(x, comm=world.communicator, out=x), graph=True)
+                for turn in range(20):
+                    x.fill_(world.rank + turn)
+                    call()
+                    right.append(bool((x == 2 * turn + 1).all()))
+        tell(rank=world.rank, failed=failed, right=right)
+
+
 def blocks(_):
     """Every block between two processes, by either way; and those by copies between their GPUs, of changing shapes."""
     sys.path.insert(0, str(Path(__file__).parents[2] / "dispatch" / "parallel"))
@@ -138,20 +157,21 @@ def lose_block(way, victim):
     world.close()
 
 
-def lose(way, victim):
+def lose(way, victim, *, as_graph=False):
     """A rank ends, stops, faults or hangs in the middle of collectives; the other goes on alone."""
     world = dp.World.from_env(deadline=60)
     kept = world.device.array(np.arange(1000.0))
     assert summed(world)
+    middle = launches(world) if as_graph else in_the_middle
     world.communicator.deadline = DEADLINE
     error, begun = None, time.monotonic()
     try:
         for turn in range(100_000):
             if world.rank == int(victim) and turn == 20:
-                in_the_middle(world)
+                middle(world)
                 leave(way, world)
             elif turn == 20:
-                in_the_middle(world)
+                middle(world)
             summed(world)
     except CollectiveError as caught:
         error = caught
@@ -167,6 +187,18 @@ def lose(way, victim):
         kept=bool((kept.numpy() == np.arange(1000.0)).all()),
     )  # fmt: skip
     world.close()
+
+
+def launches(world):
+    """As `in_the_middle`, by a graph."""
+    x = world.device.zeros((64 << 18,))
+    call = dp.prepare(dp.AllReduceRequest(x, comm=world.communicator, out=x), graph=True)
+    return lambda _: [call() for _ in range(8)]
+
+
+def lose_graph(way, victim):
+    """As `lose`, in the middle of launches of a collective's graph."""
+    lose(way, victim, as_graph=True)
 
 
 def in_the_middle(world, megabytes=64):

@@ -16,7 +16,7 @@ import pytest
 
 import dispatch as dp
 from cudabind import driver
-from dispatch.errors import CollectiveError, CollectiveTimeout, RankLost, Refused
+from dispatch.errors import Closed, CollectiveError, CollectiveTimeout, RankLost, Refused
 from dispatch.libraries.nccl import memory
 from dispatch.libraries.nccl.communicator import NcclCommunicator, unique_id
 from dispatch.libraries.nccl.config import NcclConfig
@@ -132,6 +132,47 @@ def test_a_callers_graph_holds_collectives_and_is_launched_again(two):
 
     with dp.World.local(two, deadline=60) as world:
         assert world.run(run) == [[6.0, 30.0]] * 2
+
+
+def test_prepared_graphs_of_collectives(two, captured_cases):
+    """Between NCCL's own calls, on several streams, and again in the world that is rebuilt."""
+
+    def run(world):
+        wrong, right = captured_cases.failures(world), captured_cases.many(world)
+        kept = dp.prepare(dp.AllReduceRequest(full(world, 1.0), comm=world.communicator), graph=True)
+        assert float(kept().numpy()[0]) == 2.0
+        world.rebuild()  # the graphs of the communicator before are destroyed: its end waits for them
+        with pytest.raises((Closed, CollectiveError)):
+            kept()
+        again = dp.prepare(dp.AllReduceRequest(full(world, 3.0), comm=world.communicator), graph=True)
+        return wrong, right, float(again().numpy()[0])
+
+    with dp.World.local(two, deadline=60) as world:
+        assert world.run(run) == [([], [True] * 3, 6.0)] * 2
+
+
+def test_a_graph_whose_partner_never_launches_is_a_timeout(two):
+    deadline, done = 2.0, threading.Event()
+
+    def run(world):
+        call = dp.prepare(dp.AllReduceRequest(full(world, 1.0), comm=world.communicator), graph=True)
+        assert float(call().numpy()[0]) == 2.0
+        world.communicator.deadline = deadline
+        if world.rank == 1:
+            done.wait(60)
+            return None
+        begun, result = time.monotonic(), call()
+        with pytest.raises(CollectiveTimeout, match="ncclAllReduce was not done on all ranks"):
+            result.numpy()
+        took = time.monotonic() - begun
+        with pytest.raises(CollectiveTimeout):
+            call()
+        done.set()
+        return took
+
+    with dp.World.local(two, deadline=60) as world:
+        took, _ = world.run(run)
+    assert deadline <= took < deadline + 10
 
 
 # -- what fails -------------------------------------------------------------------------------------------------------

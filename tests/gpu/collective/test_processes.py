@@ -66,6 +66,13 @@ def test_every_collective_between_two_processes():
     print(f"{found[0]['count']} results compared on each rank")
 
 
+@pytest.mark.usefixtures("two", "torch")
+def test_graphs_of_collectives_between_two_processes():
+    for each in ranks("captured").values():
+        assert each["failed"] == []
+        assert each["right"] == [True] * 43
+
+
 @pytest.mark.usefixtures("two")
 def test_every_block_between_two_processes():
     found = ranks("blocks")
@@ -85,7 +92,7 @@ def test_a_product_and_its_sum_take_less_than_one_after_the_other():
 
 
 @pytest.mark.usefixtures("two")
-@pytest.mark.parametrize("what", ["lose", "lose_block"])
+@pytest.mark.parametrize("what", ["lose", "lose_block", "lose_graph"])
 @pytest.mark.parametrize("way", ["SIGKILL", "SIGSTOP", "abort", "fault", "endless"])
 def test_a_lost_rank_is_an_error_on_the_other_within_the_deadline_and_it_goes_on(way, what):
     for turn in range(TURNS):
