@@ -64,9 +64,10 @@ def largest(dtype: Dtype) -> float:
     return float(limits(dtype.numpy).max)
 
 
-def values(tensor: Tensor | None, work: np.dtype[Any]) -> Array:
-    """The elements of a tensor in a working dtype."""
-    return np.asarray(tensor).astype(work, copy=False)
+def values(tensor: Tensor | Array | None, work: np.dtype[Any]) -> Array:
+    """The elements of a tensor in a working dtype; complex ones in the complex dtype of its precision."""
+    array = np.asarray(tensor)
+    return array.astype(np.result_type(work, np.complex64) if array.dtype.kind == "c" else work, copy=False)
 
 
 class NumpyPlan(Plan):
@@ -155,7 +156,7 @@ def exactly(formula: Formula) -> Callable[[Any], Results]:
 
 
 def store(array: Array, tensor: Tensor) -> None:
-    """Round values to a host tensor's dtype into its memory."""
+    """Round values to a host tensor's dtype into its memory; i32 wraps around, as GPU adders do."""
     target = tensor.device.view(tensor)
     with np.errstate(all="ignore"):  # an f16 overflow gives infinity
         target[...] = array.astype(target.dtype, copy=False).reshape(target.shape)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.core.host_plan import EXACT, NumpyPlan, work_of
+from dispatch.core.host_plan import EXACT, NumpyPlan, values, work_of
 from dispatch.keys import C128, F64
 from dispatch.ops.contraction.block_sparse import block_offsets, matching_blocks
-from dispatch.ops.contraction.reference import einsum_of, work_array
+from dispatch.ops.contraction.reference import einsum_of
 from dispatch.testing.check import rounded
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def _sum(request: ContractBlockSparseRequest, work: np.dtype[Any], of: Callable[
     dtype, form = request.a.dtype, request.d_form
     a, b = (
         blocks_of(
-            of(work_array(getattr(request, name), work)),
+            of(values(getattr(request, name), work)),
             request.form_of(name),
             block_offsets(request.form_of(name), dtype),
         )
@@ -74,7 +74,7 @@ def _sum(request: ContractBlockSparseRequest, work: np.dtype[Any], of: Callable[
                 target += einsum_of([a[one], b[other]], [in_a, in_b], output)
         flat *= alpha
     if request.reads_c:
-        flat += beta * of(work_array(request.c, work))
+        flat += beta * of(values(request.c, work))
     flat[gap_mask(form, offsets)] = 0  # even if c has other values there
     return flat
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.core.host_plan import NumpyPlan, work_of
-from dispatch.ops.contraction.reference import einsum_of, work_array
+from dispatch.core.host_plan import NumpyPlan, values, work_of
+from dispatch.ops.contraction.reference import einsum_of
 
 if TYPE_CHECKING:
     from dispatch.core.host_plan import Results
@@ -20,7 +20,7 @@ __all__ = ["einsum_steps", "numpy_einsum"]
 
 def einsum_steps(request: EinsumRequest, work: np.dtype[Any]) -> Results:
     """The result, computed in a working dtype."""
-    arrays = [work_array(tensor, work) for tensor in request.operands]
+    arrays = [values(tensor, work) for tensor in request.operands]
     for step in request.schedule.steps:
         inputs, output = step.spec.split("->")
         terms = inputs.split(",")

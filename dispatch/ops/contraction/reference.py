@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.core.host_plan import NumpyPlan, sigmoid, work_of
+from dispatch.core.host_plan import NumpyPlan, sigmoid, values, work_of
 from dispatch.errors import BadRequest
 from dispatch.keys import Compute, member
 from dispatch.ops.contraction.choices import TensorOp
@@ -30,7 +30,6 @@ __all__ = [
     "magnitudes",
     "numpy_modes",
     "summed",
-    "work_array",
 ]
 
 
@@ -80,16 +79,10 @@ BINARY_OF: dict[TensorOp, np.ufunc] = {
 }
 
 
-def work_array(tensor: Any, work: np.dtype[Any]) -> Array:
-    """The elements of a tensor in a working dtype, complex if the elements are."""
-    array = np.asarray(tensor)
-    return array.astype(np.result_type(work, np.complex64) if array.dtype.kind == "c" else work, copy=False)
-
-
 def operand(request: ModesRequest, name: str, work: np.dtype[Any]) -> Array:
     """An operand, with its operator."""
     field = next((field for field, of in request.unary.items() if of == name), None)
-    array = work_array(getattr(request, name), work)
+    array = values(getattr(request, name), work)
     return array if field is None else np.asarray(UNARY_OF[member(getattr(request, field))](array))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from dispatch.checks import check_int
-from dispatch.core.host_plan import NumpyPlan, Results, work_of
+from dispatch.core.host_plan import NumpyPlan, Results, values, work_of
 from dispatch.core.operands import OperandRequest, Output, dense
 from dispatch.core.request_function import request_function
 from dispatch.errors import BadRequest, Refused
@@ -162,8 +162,7 @@ def evaluate(request: CosineRequest, work: np.dtype[Any]) -> Results:
     """The output by name, computed in a working dtype."""
     import scipy.fft
 
-    x = np.asarray(request.x)
-    converted = x.astype(np.result_type(work, np.complex64) if x.dtype.kind == "c" else work)
+    converted = values(request.x, work)
     function = getattr(scipy.fft, f"{'i' if request.inverse else ''}{request.op}")
     norm = DftNorm(request.norm).name.lower()  # type: ignore[arg-type]  # a valid norm: check_fields checked it
     choices = {"norm": norm, "orthogonalize": request.is_orthogonal}
@@ -180,8 +179,7 @@ def evaluate(request: CosineRequest, work: np.dtype[Any]) -> Results:
 
 def exact(request: CosineRequest, work: np.dtype[Any]) -> Results:
     """The output by name, computed in extended precision and rounded to a dtype."""
-    out = evaluate(request, np.dtype(np.longdouble))["out"]
-    return {"out": out.astype(np.result_type(work, np.complex64) if out.dtype.kind == "c" else work)}
+    return {"out": values(evaluate(request, np.dtype(np.longdouble))["out"], work)}
 
 
 def scipy_cosine(request: CosineRequest, executor: object, row: Row) -> NumpyPlan:

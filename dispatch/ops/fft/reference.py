@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.core.host_plan import NumpyPlan, work_of
+from dispatch.core.host_plan import NumpyPlan, values, work_of
 from dispatch.ops.fft.request import DftKind, DftRequest, TransformRequest
 
 if TYPE_CHECKING:
@@ -28,24 +28,20 @@ def evaluate(request: DftRequest, work: np.dtype[Any]) -> Results:
 def exact(request: DftRequest, work: np.dtype[Any]) -> Results:
     """The output by name, computed in extended precision and rounded to a dtype."""
     widest = np.dtype(np.longdouble)
-    out = transformed(_multiplied(request, widest), request, widest)
-    return {"out": out.astype(np.result_type(work, np.complex64) if out.dtype.kind == "c" else work)}
+    return {"out": values(transformed(_multiplied(request, widest), request, widest), work)}
 
 
 def _multiplied(request: DftRequest, work: np.dtype[Any]) -> Array:
     """The operand times its factors, in a working dtype."""
-    a = np.asarray(request.a)
     if request.factors is None:
-        return a
-    arrays = (np.asarray(one) for one in (a, request.factors))
-    one, other = (x.astype(np.result_type(work, np.complex64) if x.dtype.kind == "c" else work) for x in arrays)
-    return np.asarray(one * other)
+        return np.asarray(request.a)
+    return np.asarray(values(request.a, work) * values(request.factors, work))
 
 
 def transformed(a: Array, request: TransformRequest[Any], work: np.dtype[Any]) -> Array:
     """The transform of an array that a request describes: the sums first, then the factor."""
     spectrum = np.result_type(work, np.complex64)
-    converted: Any = a.astype(spectrum if a.dtype.kind == "c" else work)
+    converted: Any = values(a, work)
     axes, points, inverse = request.transformed, request.points, request.inverse
     result: Any
     if request.kind == DftKind.R2C:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
+from dispatch.core.host_plan import store
 from dispatch.core.precision import Precision, _by_parts, to_tf32
 from dispatch.core.request import Plan
 from dispatch.keys import Compute, member
@@ -104,10 +105,3 @@ def _targets(request: MatmulRequest, outputs: Operands) -> Iterator[tuple[str, T
     for name, tensor in targets.items():
         if tensor is not None:
             yield name, tensor
-
-
-def store(values: Array, tensor: Tensor) -> None:
-    """Store values in a host tensor, rounded to nearest even in its dtype; i32 wraps around, as GPU adders do."""
-    target = tensor.device.view(tensor)
-    with np.errstate(all="ignore"):  # an overflow of f16 is an infinity
-        target[...] = values.astype(target.dtype, copy=False).reshape(target.shape)

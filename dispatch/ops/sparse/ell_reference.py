@@ -8,21 +8,15 @@ import numpy as np
 
 from dispatch.core.host_plan import numpy_call
 from dispatch.errors import BadRequest
+from dispatch.ops.sparse.matrix_reference import numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dispatch.core.host_plan import Results
     from dispatch.device.layout import Array
-    from dispatch.device.tensor import Tensor
 
-__all__ = ["ELL", "numbers", "numpy_ell"]
-
-
-def numbers(tensor: Tensor, work: np.dtype[Any]) -> Array:
-    """Elements in a working dtype; complex ones in the matching complex dtype."""
-    elements = np.asarray(tensor)
-    return elements.astype(np.result_type(work, np.complex64) if elements.dtype.kind == "c" else work, copy=False)
+__all__ = ["ELL", "numpy_ell"]
 
 
 def check_columns(columns: Array, extent: int) -> Array:

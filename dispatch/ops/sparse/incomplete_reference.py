@@ -9,7 +9,7 @@ import numpy as np
 
 from dispatch.core.host_plan import numpy_call
 from dispatch.errors import BadRequest
-from dispatch.ops.sparse.matrix_reference import coordinates, flaws
+from dispatch.ops.sparse.matrix_reference import coordinates, flaws, numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,9 +22,7 @@ __all__ = ["INCOMPLETE", "numpy_incomplete"]
 
 def factored(request: Any, work: np.dtype[Any], eliminate: Callable[..., int]) -> Results:
     """The factors of a matrix's rows; NaN, and the row, if a pivot is missing."""
-    stored = np.asarray(request.values)
-    kind = np.result_type(work, np.complex64) if stored.dtype.kind == "c" else work
-    values, base = stored.astype(kind), request.form.base
+    values, base = numbers(request.values, work).copy(), request.form.base
     _, columns = coordinates(request.form, request.rows, request.columns)
     *_, unsorted, doubled = flaws(request.form, np.asarray(request.rows), np.asarray(request.columns)).tolist()
     if unsorted or doubled:
@@ -37,7 +35,7 @@ def factored(request: Any, work: np.dtype[Any], eliminate: Callable[..., int]) -
     with np.errstate(all="ignore"):
         info = 1 + missing if missing is not None else eliminate(values, places)
     if info:
-        values[...] = complex(np.nan, np.nan) if kind.kind == "c" else np.nan
+        values[...] = complex(np.nan, np.nan) if values.dtype.kind == "c" else np.nan
     return {"out": values, "info": np.asarray(np.int32(info))}
 
 

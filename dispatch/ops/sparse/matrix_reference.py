@@ -9,22 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dispatch.core.host_plan import values as numbers  # `values` is an operand of sparse requests
 from dispatch.core.matrix_choices import Operation
 from dispatch.errors import BadRequest
 from dispatch.ops.sparse.form import SparseFormat
 
 if TYPE_CHECKING:
     from dispatch.device.layout import Array
-    from dispatch.device.tensor import Tensor
     from dispatch.ops.sparse.form import SparseForm
 
 __all__ = ["coo_of", "coordinates", "flaws", "matrix_of", "numbers", "op_of", "scaled"]
-
-
-def numbers(tensor: Tensor, work: np.dtype[Any]) -> Array:
-    """Elements in a working dtype; complex ones in the matching complex dtype."""
-    elements = np.asarray(tensor)
-    return elements.astype(np.result_type(work, np.complex64) if elements.dtype.kind == "c" else work, copy=False)
 
 
 def flaws(form: SparseForm, rows: Array, columns: Array) -> Array:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dispatch.core.host_plan import values
 from dispatch.errors import BadRequest
 from dispatch.ops.sparse.pentadiagonal import DIAGONALS
 
@@ -28,7 +29,7 @@ def diagonals(request: Any, work: np.dtype[Any]) -> dict[str, Array]:
             raise BadRequest(
                 name, "an element beside the matrix", f"0 in its {'first' if off < 0 else 'last'} {abs(off)}"
             )
-        parts[name] = band.astype(np.result_type(work, np.complex64) if band.dtype.kind == "c" else work, copy=False)
+        parts[name] = values(band, work)
     return parts
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dispatch.errors import BadRequest
-from dispatch.ops.sparse.ell_reference import numbers
+from dispatch.ops.sparse.matrix_reference import numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
