@@ -60,19 +60,19 @@ class FactorRequest(OperandRequest[R_co]):
         return first.dtype
 
     @property
-    def has_c(self) -> bool:
+    def has_added(self) -> bool:
         """Whether the operand that beta multiplies is given."""
         return self.added in self.reads and getattr(self, self.added) is not None
 
     def factor(self, name: str) -> complex:
-        """A factor as plans take it (`as_argument`); a `beta` of None is 1 if there is a c, else 0."""
+        """A factor as plans take it (`as_argument`); a `beta` of None is 1 if there is something to add, else 0."""
         value: Any = getattr(self, name)
-        return float(self.has_c) if value is None else as_argument(value)
+        return float(self.has_added) if value is None else as_argument(value)
 
     @property
-    def reads_c(self) -> bool:
-        """Whether c is read: it is given, and beta is not 0."""
-        return self.has_c and ("beta" not in self.numbers or self.factor("beta") != 0)
+    def reads_added(self) -> bool:
+        """Whether the operand that beta multiplies is read: it is given, and beta is not 0."""
+        return self.has_added and ("beta" not in self.numbers or self.factor("beta") != 0)
 
     def check_factors(self) -> None:
         """Raise BadRequest for factors that are not numbers, or complex if they must be real."""
@@ -81,13 +81,13 @@ class FactorRequest(OperandRequest[R_co]):
             value: Any = getattr(self, name)
             if value is not None or name != "beta" or not may_add:
                 check_factor(name, value, may_be_complex=is_complex and name not in self.real)
-        if "beta" in self.numbers and may_add and not self.has_c and self.factor("beta") != 0:
+        if "beta" in self.numbers and may_add and not self.has_added and self.factor("beta") != 0:
             hint = f"to add to it in place give {self.added}=x, out=x"
             raise BadRequest("beta", shown(getattr(self, "beta", None)), f"0 without {self.added}", hint)
 
     def attributes(self) -> tuple[Any, ...]:
         named = {*self.reads, *self.writes, *self.numbers}
-        return (*(getattr(self, field.name) for field in fields(self) if field.name not in named), self.reads_c)
+        return (*(getattr(self, field.name) for field in fields(self) if field.name not in named), self.reads_added)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +100,6 @@ class ScaledRequest(FactorRequest[R_co]):
     def named_arguments(self) -> NamedArguments:
         most = float(MAX_FLOAT) if self.factor_dtype in (F64, C128) else F32_MAX
         free = {name: Number(-most, most) for name in self.numbers if name != "beta"}
-        if "beta" in self.numbers and self.reads_c:
+        if "beta" in self.numbers and self.reads_added:
             free["beta"] = Number(math.ulp(0.0), most)  # not 0, for which c is not read, with another plan
         return NamedArguments((*self.reads, *self.writes, *self.numbers), free, self.in_place)

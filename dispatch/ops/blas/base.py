@@ -44,7 +44,7 @@ class BlasRequest(factors.FactorRequest["Tensor"]):
     @property
     def takes_c(self) -> bool:
         """Whether c is copied to the result, because the routine adds to it or leaves a part of it unchanged."""
-        return self.reads_c
+        return self.reads_added
 
     # -- the contract of Request ----------------------------------------------------------------------------------
     def check_fields(self) -> None:

@@ -148,12 +148,12 @@ class Lowering(Vectors):
     # -- before the routine ---------------------------------------------------------------------------------------
     def copy_y(self) -> list[Task]:
         """A copy of y to the result, if y is read."""
-        return self.copy_to_out("y") if self.request.reads_c else []
+        return self.copy_to_out("y") if self.request.reads_added else []
 
     def scale_y(self) -> list[Task]:
         """Only beta · y, or 0: the result of a product with no terms."""
         count, zero, out = self.request.layout_of("out").size, Constant(0, self.dtype), self.as_row("out")
-        first = (self.number("beta"), *self.as_row("y")) if self.request.reads_c else (zero, *out)
+        first = (self.number("beta"), *self.as_row("y")) if self.request.reads_added else (zero, *out)
         return [self.call("geam", int(N), int(N), 1, count, *first, zero, *out, *out)]
 
     def prepare_out(self) -> tuple[bool, tuple[Operand, int], list[Task]]:
@@ -162,7 +162,7 @@ class Lowering(Vectors):
         rows, columns = self.request.layout_of("out").shape
         m, n = (columns, rows) if is_row else (rows, columns)
         one, zero = Constant(1, self.dtype), Constant(0, self.dtype)
-        if not self.request.has_c:
+        if not self.request.has_added:
             return is_row, out, [self.call("geam", int(N), int(N), m, n, zero, *out, zero, *out, *out)]
         was_row, a = self.matrix("a")
         if leading_dimension(self.layout("a"), row=is_row) is not None:
@@ -260,7 +260,7 @@ class Lowering(Vectors):
     def _packed_outer(self) -> list[Task]:
         names = ("x", "y") if "y" in self.request.reads else ("x",)
         out, zero = self.packed("out"), Constant(0, self.dtype)
-        if self.request.has_c:
+        if self.request.has_added:
             self.packed("ap")
             first = self.copy_to_out("ap")
         else:

@@ -192,7 +192,7 @@ class Lowering(BaseLowering):
 
     def _keeps_c(self, k: int) -> tuple[tuple[int, float], ...]:
         """The factors with which the result is exactly c: none if there is no c, or it is not read."""
-        if not self.request.reads_c:
+        if not self.request.reads_added:
             return ()
         beta = (self.number_index("beta"), 1)
         return ((self.number_index("alpha"), 0), beta) if k else (beta,)

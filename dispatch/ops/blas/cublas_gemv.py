@@ -111,7 +111,7 @@ class Lowering(BaseLowering):
                 f"needs a with columns where it has leading axes or half precision, has {request.a.layout}"
             )
         operands = [self.operand("a", 2), self.operand("x", 1), self.operand("out", 1)]
-        first = self.copy_y() if request.reads_c else []
+        first = self.copy_y() if request.reads_added else []
         rows, columns = request.a.shape[-2:]
         m, n = (columns, rows) if self.is_row else (rows, columns)
         alpha, beta = self.number("alpha"), self.number("beta")

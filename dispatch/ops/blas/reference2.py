@@ -72,7 +72,7 @@ def multiplied(request: Any, work: np.dtype[Any]) -> Array:
     else:
         a = turned(a, request.trans)
     product = scaled(request, "alpha", (a @ values(request.x, work)[..., None])[..., 0])
-    return product + scaled(request, "beta", values(request.y, work)) if request.reads_c else product
+    return product + scaled(request, "beta", values(request.y, work)) if request.reads_added else product
 
 
 def of_triangle(request: Any, work: np.dtype[Any]) -> Array:
@@ -99,9 +99,9 @@ def outer(request: Any, work: np.dtype[Any]) -> Array:
     if request.op.endswith("2") and alpha:
         total = total + total.dtype.type(np.conj(alpha) if is_hermitian else alpha) * product(y, x)
     if request.op.startswith("ge"):
-        return total + values(request.a, work) if request.has_c else total
+        return total + values(request.a, work) if request.has_added else total
     before = None
-    if request.has_c:
+    if request.has_added:
         before = values(getattr(request, request.added), work)
         if request.added == "ap":
             before = unpacked(before, len(x), request.uplo)

@@ -63,7 +63,7 @@ def solve(a: Array, b: Array, *, lower: bool) -> Array:
 
 def _added(request: Any, product: Array, work: np.dtype[Any]) -> Array:
     """The product, which includes alpha, plus beta · C; C is not read if beta is 0."""
-    return product + scaled(request, "beta", values(request.c, work)) if request.reads_c else product
+    return product + scaled(request, "beta", values(request.c, work)) if request.reads_added else product
 
 
 def scaled(request: Any, name: str, matrix: Array) -> Array:

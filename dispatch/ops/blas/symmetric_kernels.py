@@ -229,7 +229,7 @@ symmetric(const Number* __restrict__ a, const Number* __restrict__ x, const Numb
 
 def large_and_in_lines(request: Any) -> str:
     """Rule: a row-major or column-major matrix of many rows, but not too many, and vectors of any step."""
-    layouts = {name: request.layout_of(name) for name in ("a", "x", *(("y",) if request.has_c else ()), "out")}
+    layouts = {name: request.layout_of(name) for name in ("a", "x", *(("y",) if request.has_added else ()), "out")}
     for name, layout in layouts.items():
         if text := misalignment(layout):
             return f"{name}: {text}"
@@ -302,7 +302,9 @@ def own_symmetric(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     counters = -(-tiles * COUNTER // WIDEST) * WIDEST
     parts = tiles + 1  # of each element of the result
     scratch = cleared(executor, counters, parts * tiles * choice.tile * choice.dtype.itemsize)
-    vectors = [request.layout_of(name).strides[0] if name != "y" or request.has_c else 0 for name in ("x", "y", "out")]
+    vectors = [
+        request.layout_of(name).strides[0] if name != "y" or request.has_added else 0 for name in ("x", "y", "out")
+    ]
     slots = [*(ctypes.c_void_p() for _ in range(4)), *(number_of(choice.dtype) for _ in range(2))]
     arguments = [
         ctypes.c_uint64(n),

@@ -122,7 +122,7 @@ class ModesRequest(ScaledRequest["Tensor"]):
                 wanted = f"{', '.join(map(str, NUMBERS[:-1]))} or {NUMBERS[-1]}"
                 raise BadRequest(name, str(tensor.layout), wanted, f"{name}.astype('f32')")
         self.check_factors()
-        if self.has_c and self.added not in self.tensors_of_spec:
+        if self.has_added and self.added not in self.tensors_of_spec:
             check_tensor(self.added, getattr(self, self.added), self.result_dtype, self.shape)
         for field, name in self.unary.items():
             check_unary(field, getattr(self, field), getattr(self, name))

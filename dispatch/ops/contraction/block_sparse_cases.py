@@ -150,7 +150,7 @@ def block_column_major(request: Any) -> Results | None:
 
 def c_of_other_sign(request: Any) -> Results | None:
     """Beta with the other sign, if something is added."""
-    if request.op != "contract_block_sparse" or not request.reads_c:
+    if request.op != "contract_block_sparse" or not request.reads_added:
         return None
     return block_sparse_evaluate(replace(request, beta=-request.factor("beta"), out=None), EXACT)
 

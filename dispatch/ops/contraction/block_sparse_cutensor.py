@@ -30,7 +30,7 @@ def plan(request: ContractBlockSparseRequest, executor: CudaExecutor, row: Row) 
         offsets = block_offsets(form, request.a.dtype)[:-1]
         return BlockSparseOperand(request.place_of(name), request.modes_of(name), form.sections, form.blocks, offsets)
 
-    added = operand("c" if request.reads_c else "out")  # a factor of 0 means that it is not read
+    added = operand("c" if request.reads_added else "out")  # a factor of 0 means that it is not read
     operands = (operand("a"), operand("b"), added, operand("out"))
     zeroed = out.high - out.low if has_gaps(request.d_form, request.a.dtype) else 0
     return BlockSparsePlan(executor, row, operands, request.a.dtype, reproducible=request.reproducible, zeroed=zeroed)

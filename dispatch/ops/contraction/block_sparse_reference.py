@@ -73,7 +73,7 @@ def _sum(request: ContractBlockSparseRequest, work: np.dtype[Any], of: Callable[
             if target is not None:
                 target += einsum_of([a[one], b[other]], [in_a, in_b], output)
         flat *= alpha
-    if request.reads_c:
+    if request.reads_added:
         flat += beta * of(values(request.c, work))
     flat[gap_mask(form, offsets)] = 0  # even if c has other values there
     return flat
@@ -90,7 +90,7 @@ def block_sparse_bounds(request: Any, expected: Results) -> Results:
     count = math.prod(sum(one) for mode, one in request.sections.items() if mode not in request.parsed[1])
     error = (8 + 4 * math.sqrt(count)) * unit * size
     allowed = rounded(error, out, dtype)
-    if request.reads_c and request.out is not None and request.out.ptr == request.c.ptr:
+    if request.reads_added and request.out is not None and request.out.ptr == request.c.ptr:
         allowed = np.where(gap_mask(form, block_offsets(form, dtype)), np.inf, allowed)
     return {"out": allowed}
 

@@ -35,6 +35,6 @@ def aligned_blocks(request: ContractBlockSparseRequest) -> str:
 def blocks_to_add(request: ContractBlockSparseRequest) -> str:
     """Something is added to a product, and the product is not empty."""
     for name in ("a", "b"):
-        if request.reads_c and not request.form_of(name).blocks:
+        if request.reads_added and not request.form_of(name).blocks:
             return f"needs a block of {name} where c is added, has none: the result is beta · c"
     return ""

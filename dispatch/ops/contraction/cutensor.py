@@ -129,7 +129,7 @@ def calls_of(request: Any, row: Row, preference: Preference) -> list[Call | Zero
     calls: list[Call | Zero] = []
     fields = {name: field for field, name in request.unary.items()}
     for name in request.reads:
-        if name == request.added and not request.reads_c:
+        if name == request.added and not request.reads_added:
             continue
         operator = request.operator(fields[name]) if name in fields else TensorOp.IDENTITY
         operand, places[name] = tensor_operand(request, name, operator), Operand(request.place_of(name))
@@ -144,7 +144,7 @@ def calls_of(request: Any, row: Row, preference: Preference) -> list[Call | Zero
             )
         inputs.append(operand)
     create, execute, uses_workspace = FUNCTIONS[request.op]
-    if uses_workspace and not request.reads_c:
+    if uses_workspace and not request.reads_added:
         inputs.append(out)  # a factor of 0 means that it is not read
     binary = tuple(int(member(getattr(request, field))) for field in request.binary)
     operation = Operation(create, tuple(inputs), out, binary, compute)
@@ -168,7 +168,7 @@ def arguments_of(request: Any, places: dict[str, Operand]) -> tuple[Any, ...]:
     scalars = {name: Scalar(first_number + place) for place, name in enumerate(request.numbers)}
     if request.op in ("contract", "contract_trinary", "reduce_modes"):
         operands = [places[name] for name in request.tensors_of_spec]
-        beta = scalars["beta"] if request.reads_c else Constant(0.0)
+        beta = scalars["beta"] if request.reads_added else Constant(0.0)
         return (scalars["alpha"], *operands, beta, places.get(request.added, out), out)
     pairs = [(scalars[number], places[name]) for number, name in zip(request.numbers, request.reads, strict=True)]
     return (*(one for pair in pairs for one in pair), out)

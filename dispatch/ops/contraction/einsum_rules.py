@@ -74,7 +74,7 @@ class StepView(NamedTuple):
     sizes: dict[str, int]
     modes: dict[str, str]
     layouts: dict[str, Layout]
-    reads_c: bool = False
+    reads_added: bool = False
 
     def modes_of(self, name: str) -> str:
         """The modes of an operand, or of the result."""

@@ -32,8 +32,8 @@ class ElementwiseRequest(ModesRequest):
     """
 
     @property
-    def reads_c(self) -> bool:
-        return self.has_c  # the plan is the same whether the factor is 0 or not
+    def reads_added(self) -> bool:
+        return self.has_added  # the plan is the same whether the factor is 0 or not
 
     def check_fields(self) -> None:
         for name, modes in zip(self.tensors_of_spec, self.parsed[0], strict=True):

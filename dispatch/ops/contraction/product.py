@@ -111,7 +111,7 @@ def product_of(request: Any) -> Product | str:
 
 def steps_of(request: Any) -> Steps:
     """The strides of the operands of a contraction along their modes; those of c only if it is read."""
-    names = ("a", "b", *(("c",) if request.reads_c else ()), "out")
+    names = ("a", "b", *(("c",) if request.reads_added else ()), "out")
     return {name: lower(request.modes_of(name), request.layout_of(name), request.sizes).steps for name in names}
 
 

@@ -138,7 +138,7 @@ def summed(request: ModesRequest, work: np.dtype[Any]) -> Results:
         ordered = in_output_order(arrays[0], modes[0], output + "".join(lost))
         result = np.asarray(BINARY_OF[member(kind)].reduce(ordered, tuple(range(len(output), ordered.ndim))))
     result = scaled(request, "alpha", np.asarray(result))
-    if request.reads_c:
+    if request.reads_added:
         result = result + scaled(request, "beta", operand(request, request.added, work))
     return {"out": np.broadcast_to(result, request.shape)}
 
@@ -171,7 +171,7 @@ def terms_summed(request: ModesRequest) -> Array:
 def magnitudes(request: ModesRequest) -> Array:
     """|alpha| · Σ |A| · |B| + |beta| · |C|: the magnitude that the roundoff of a sum is proportional to."""
     result = terms_summed(request)
-    if request.reads_c:
+    if request.reads_added:
         result = result + abs(request.factor("beta")) * np.abs(operand(request, request.added, np.dtype(np.float64)))
     return np.asarray(result)
 

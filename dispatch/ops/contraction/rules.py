@@ -112,7 +112,7 @@ def summable(request: Any) -> str:
     if not empty:
         return ""
     kind: Any = getattr(request, "reduce", TensorOp.ADD)
-    if kind is TensorOp.ADD and not request.reads_c and request.layout_of("out").fills_bytes:
+    if kind is TensorOp.ADD and not request.reads_added and request.layout_of("out").fills_bytes:
         return ""
     if kind is not TensorOp.ADD:
         return f"needs an element along {empty[0]}, has none: of nothing there are sums alone"
@@ -121,7 +121,7 @@ def summable(request: Any) -> str:
 
 def adds_as_precisely(request: Any) -> str:
     """With a C of 16 bits that is also D, cuBLASLt rounds the product before it adds it."""
-    is_narrow = request.result_dtype in (F16, BF16) and request.reads_c
+    is_narrow = request.result_dtype in (F16, BF16) and request.reads_added
     return (
         f"needs nothing added to {request.result_dtype}, has c: it would be added to what is rounded"
         if is_narrow

@@ -1,26 +1,18 @@
-"""What all requests over a sparse matrix have in common: its tensors and form, factors passed by value, `library`.
-
-A plan depends on a factor only in whether the operand that it multiplies is read. Factors follow the addresses.
-"""
+"""What all requests over a sparse matrix have in common: its tensors and form, factors passed by value, `library`."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dispatch.checks import MAX_FLOAT, shown
-from dispatch.core.factors import F32_MAX, as_argument, check_factor
+from dispatch.core.factors import ScaledRequest
 from dispatch.core.operands import OperandRequest
-from dispatch.core.request import Argument, NamedArguments, Operands, R_co, Unpacked
-from dispatch.core.request import Number as Free
+from dispatch.core.request import R_co, Unpacked
 from dispatch.errors import BadRequest
-from dispatch.keys import C128, F64
 from dispatch.ops.sparse.form import SparseForm, check_form, check_parts
 
 if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
-    from dispatch.keys import Dtype
 
 __all__ = ["AlphaRequest", "FactorRequest", "Number", "ScaledSparseRequest", "SparseRequest"]
 __all__ += ["check_matrix", "check_vector"]
@@ -59,56 +51,13 @@ class SparseRequest(OperandRequest[R_co]):
 
 
 @dataclass(frozen=True, eq=False)
-class FactorRequest(OperandRequest[R_co]):
-    """A request with scalar factors, passed by value: `numbers` are the names of their fields."""
+class FactorRequest(ScaledRequest[R_co]):
+    """A request whose plan takes the factors after the addresses; its text shows the beta that is used."""
 
-    numbers: ClassVar[tuple[str, ...]] = ()  # in the order of the arguments
-    added: ClassVar[str] = ""  # the operand that is added times beta, if there is such a field
-
-    def factor(self, name: str) -> complex:
-        """A factor as plans read it: a float or complex; -0.0 becomes 0. A `beta` of None is 1 if used, else 0."""
-        given: Any = getattr(self, name)
-        if given is None:
-            return float(getattr(self, self.added) is not None)
-        return as_argument(given)
-
-    @property
-    def reads_added(self) -> bool:
-        """Whether the operand that is added is read: it is not if beta is 0."""
-        return bool(self.added) and getattr(self, self.added) is not None and self.factor("beta") != 0
-
-    @property
-    def factor_dtype(self) -> Dtype:
-        """The dtype that determines which numbers are valid factors."""
-        first: Tensor = getattr(self, self.reads[0])
-        return first.dtype
-
-    def check_factors(self) -> None:
-        """Raise BadRequest for factors that are not numbers, or are complex where they must be real."""
-        for name in self.numbers:
-            given = getattr(self, name)
-            if given is not None or name != "beta":
-                check_factor(name, given, may_be_complex=self.factor_dtype.is_complex)
-        if self.added and getattr(self, self.added) is None and self.factor("beta") != 0:
-            name = self.added
-            raise BadRequest("beta", shown(getattr(self, "beta", None)), f"0 without {name}", f"give {name}=…")
+    added: ClassVar[str] = ""  # nothing, unless there is a beta
 
     def usual(self) -> dict[str, Any]:
-        return {"beta": self.factor("beta")} if self.added else {}
-
-    def attributes(self) -> tuple[Any, ...]:
-        named = {*self.reads, *self.writes, *self.numbers}
-        return (*(getattr(self, field.name) for field in fields(self) if field.name not in named), self.reads_added)
-
-    def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
-        return (*super().arguments(outputs), *map(self.factor, self.numbers))
-
-    def named_arguments(self) -> NamedArguments:
-        most = float(MAX_FLOAT) if self.factor_dtype in (F64, C128) else F32_MAX
-        free = {name: Free(-most, most) for name in self.numbers if name != "beta"}
-        if self.reads_added:
-            free["beta"] = Free(math.ulp(0.0), most)  # with 0 the added operand is not read: another plan
-        return NamedArguments((*self.reads, *self.writes, *self.numbers), free, self.in_place)
+        return {"beta": self.factor("beta")} if "beta" in self.numbers else {}
 
 
 @dataclass(frozen=True, eq=False)

@@ -58,7 +58,7 @@ def before_activation(request: Any, a: Array, b: Array, size_after: Array) -> Ar
     unit = ROUNDOFF[request.c_dtype][0] if request.compute is Compute.COMPUTE_16F else F32_UNIT
     reach = np.abs(product) if request.compute is Compute.COMPUTE_16F else size  # sums in f16 are exact
     added = np.abs(np.asarray(alpha)) * reach + size_after
-    if request.reads_c:
+    if request.reads_added:
         beta = request.factor("beta") if request.beta_vector is None else values(request.beta_vector, EXACT)[:, None]
         added = added + np.abs(beta * values(request.c, EXACT))
     return np.asarray(np.abs(np.asarray(alpha)) * error + 4 * unit * added)

@@ -149,7 +149,7 @@ def places_of(request: Any) -> ArgumentPlaces:
     return ArgumentPlaces(
         a=request.place_of("a"),
         b=request.place_of("b"),
-        c=request.place_of("c") if request.reads_c else None,
+        c=request.place_of("c") if request.reads_added else None,
         d=request.place_of("out"),
         alpha=behind if request.alpha_vector is None else vectors["alpha_vector"],
         beta=behind + 1 if request.beta_vector is None else vectors["beta_vector"],
@@ -177,7 +177,7 @@ def zero_fill_of(request: Any) -> ZeroFill | None:
 
     On an H100 such results were NaN if D had held NaN, because 0 times NaN is NaN.
     """
-    if request.reads_c or request.a_dtype is not I8 or request.d_dtype not in HALF:
+    if request.reads_added or request.a_dtype is not I8 or request.d_dtype not in HALF:
         return None
     layout, item = request.layout_of("out"), request.d_dtype.itemsize
     by_rows = is_row_major(layout)

@@ -90,7 +90,9 @@ MUTATIONS: dict[str, Mutation] = {
     "the smallest stay": smallest,
     "the other answer": other_answer,
     "alpha too large": product_with(alpha=lambda r: None if r.alpha_vector is not None else 1.5 * r.alpha or None),
-    "beta too large": product_with(beta=lambda r: r.factor("beta") + 1 if r.reads_c and r.beta is not None else None),
+    "beta too large": product_with(
+        beta=lambda r: r.factor("beta") + 1 if r.reads_added and r.beta is not None else None
+    ),
     "without bias": without("bias"),
     "bias of a neighbour": neighbours("bias"),
     "alpha of a neighbour": neighbours("alpha_vector"),

@@ -236,7 +236,7 @@ class Matmul24Request(ScaledRequest["Tensor"]):
     def attributes(self) -> tuple[Any, ...]:
         named = {*self.reads, *self.writes, "alpha", "beta", "out_dtype"}
         choices = (getattr(self, field.name) for field in fields(self) if field.name not in named)
-        return (*choices, self.d_dtype.name, self.reads_c)
+        return (*choices, self.d_dtype.name, self.reads_added)
 
     def named_arguments(self) -> NamedArguments:
         named = super().named_arguments()

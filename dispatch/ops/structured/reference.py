@@ -136,7 +136,7 @@ def multiplied(request: Any, work: np.dtype[Any], dense: Array | None = None) ->
     result = np.matmul(a.astype(work), values(request.b, work))
     alpha, beta = (work.type(request.factor(name)) for name in ("alpha", "beta"))
     result = result * (alpha if request.alpha_vector is None else values(request.alpha_vector, work)[:, None])
-    if request.reads_c:
+    if request.reads_added:
         factor = beta if request.beta_vector is None else values(request.beta_vector, work)[:, None]
         result = result + factor * values(request.c, work)
     if request.bias is not None:

@@ -147,7 +147,7 @@ def dense_vectors(request: Any) -> str:
 def factor_vectors(request: Any) -> str:
     """Vectors of factors only for integers, and for C a vector if the product has one."""
     is_used = request.alpha_vector is not None or request.beta_vector is not None
-    if request.alpha_vector is not None and request.reads_c and request.beta_vector is None:
+    if request.alpha_vector is not None and request.reads_added and request.beta_vector is None:
         return "needs beta_vector for c beside alpha_vector, has a number, which the library then leaves out"
     if request.a_dtype is I8 and request.bias is not None and request.d_dtype in HALF:
         return f"needs no bias for i8 to {request.d_dtype}, has one: cuSPARSELt 0.8 gave other numbers; ask for i32"
