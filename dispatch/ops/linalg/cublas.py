@@ -25,8 +25,8 @@ from dispatch.ops.linalg.cusolver import (
     UPPER,
     LinalgSteps,
     cho_solve,
-    copy_lower,
-    factor_cholesky,
+    raw_qr,
+    solve_positive_definite,
 )
 from dispatch.ops.linalg.request import (
     LuFactorRequest,
@@ -119,11 +119,7 @@ def factor_lu(steps: BatchedSteps, a: Matrix) -> OperandPointer:
 
 def lu_solve(request: LuSolveRequest, steps: BatchedSteps) -> Plan:
     """Copy b into the result and solve there, with 32-bit pivots."""
-    lu, out = steps.matrix("lu"), steps.matrix("out")
-    if not lu.is_column_major:
-        factors = steps.target(lu)
-        steps.copy(lu, factors)
-        lu = factors
+    lu, out = steps.column_major(steps.matrix("lu")), steps.matrix("out")
     pivots = steps.narrow_pivots(lu.rows)
     steps.convert_pivots(steps.vector("pivots"), pivots, lu.rows, widen=False)
     x = steps.target(out)
@@ -144,20 +140,18 @@ def solve_lu_batched(
 
 def solve(request: SolveRequest, steps: BatchedSteps) -> Plan:
     """Factorize a copy of A, and solve in the result."""
-    a, out, info = steps.matrix("a"), steps.matrix("out"), steps.vector("info")
-    copy, x = steps.scratch_matrix(a.dtype, a.rows, a.cols), steps.target(out)
+    a, out = steps.matrix("a"), steps.matrix("out")
+    copy = steps.scratch_matrix(a.dtype, a.rows, a.cols)
     if request.assume_a is MatrixKind.POS:
-        copy_lower(steps, a, copy, lower=request.lower)
-        factor_cholesky(steps, copy, info)
-        steps.copy(steps.matrix("b"), x)
-        steps.solve_cholesky(copy, x, lower=True)
+        solve_positive_definite(request, steps, copy)
     else:
+        x = steps.target(out)
         steps.copy(a, copy)
         pivots = factor_lu(steps, copy)
         steps.copy(steps.matrix("b"), x)
         solve_lu_batched(steps, copy, pivots, x, OP_N)
-    steps.finish(x, out)
-    steps.fill_nan_where(info, out)
+        steps.finish(x, out)
+    steps.fill_nan_where(steps.vector("info"), out)
     return steps.plan(capture_safe=True)
 
 
@@ -167,12 +161,7 @@ def qr(request: QrRequest, steps: BatchedSteps) -> Plan:
     a = steps.matrix("a")
     least = min(a.rows, a.cols)
     if request.mode is QrMode.RAW:
-        h = steps.matrix("h")
-        target = steps.target(h)
-        steps.copy(a, target)
-        factor_qr(steps, target, steps.vector("tau"))
-        steps.finish(target, h)
-        return steps.plan(capture_safe=True)
+        return raw_qr(steps, factor_qr)
     target, tau = steps.scratch_matrix(a.dtype, a.rows, a.cols), steps.scratch(least * a.dtype.itemsize)
     r = steps.matrix("r")
     steps.copy(a, target)

@@ -52,7 +52,7 @@ def inverse(steps: BatchedSteps) -> Plan:
     a, out, info = steps.matrix("a"), steps.matrix("out"), steps.vector("info")
     target = steps.target(out)
     if a.rows <= MOST_INVERTED:
-        source = a if a.is_column_major else scratch_copy(steps, a)
+        source = steps.column_major(a)
         read = (steps.pointers(source), source.ld)
         steps.batched("matinv", a.rows, *read, steps.pointers(target), target.ld, info._replace(batch_stride=0))
     else:

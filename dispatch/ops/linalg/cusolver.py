@@ -8,7 +8,7 @@ Follows https://docs.nvidia.com/cuda/cusolver/#dense-linear-solver-reference-64-
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cudabind.sys import cublas_types as cb
 from dispatch.libraries.cusolver.calls import LETTERS, cuda_type
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from dispatch.libraries.cusolver.matrix import OperandPointer
 
 __all__ = ["LOWER", "UPPER", "LinalgSteps", "plan"]
+
+S = TypeVar("S", bound=LinalgSteps)
 
 OP_N, OP_T = cb.cublasOperation_t.CUBLAS_OP_N, cb.cublasOperation_t.CUBLAS_OP_T
 OPERATIONS = (OP_N, OP_T, cb.cublasOperation_t.CUBLAS_OP_C)
@@ -140,11 +142,7 @@ def factor_lu(steps: LinalgSteps, a: Matrix, pivots: OperandPointer, info: Opera
 
 def lu_solve(request: LuSolveRequest, steps: LinalgSteps) -> Plan:
     """Solve with both triangles; the factors are copied if their columns are not dense."""
-    lu = steps.matrix("lu")
-    if not lu.is_column_major:
-        factors = steps.target(lu)
-        steps.copy(lu, factors)
-        lu = factors
+    lu = steps.column_major(steps.matrix("lu"))
     solve_lu(steps, lu, steps.vector("pivots"), steps.matrix("b"), steps.matrix("out"), OPERATIONS[request.trans])
     return steps.plan(capture_safe=True)
 
@@ -160,12 +158,7 @@ def solve(request: SolveRequest, steps: LinalgSteps) -> Plan:
     a, out, info = steps.matrix("a"), steps.matrix("out"), steps.vector("info")
     copy = steps.scratch_matrix(a.dtype, a.rows, a.cols)
     if request.assume_a is MatrixKind.POS:
-        x = steps.target(out)
-        copy_lower(steps, a, copy, lower=request.lower)
-        factor_cholesky(steps, copy, info)
-        steps.copy(steps.matrix("b"), x)
-        steps.solve_cholesky(copy, x, lower=True)
-        steps.finish(x, out)
+        solve_positive_definite(request, steps, copy)
     else:
         pivots = steps.scratch(a.rows * PIVOT_BYTES)
         steps.copy(a, copy)
@@ -175,18 +168,24 @@ def solve(request: SolveRequest, steps: LinalgSteps) -> Plan:
     return steps.plan(capture_safe=True)
 
 
+def solve_positive_definite(request: SolveRequest, steps: LinalgSteps, copy: Matrix) -> None:
+    """Copy the triangle to scratch memory, factorize it there, and solve in the result."""
+    out = steps.matrix("out")
+    x = steps.target(out)
+    copy_lower(steps, steps.matrix("a"), copy, lower=request.lower)
+    factor_cholesky(steps, copy, steps.vector("info"))
+    steps.copy(steps.matrix("b"), x)
+    steps.solve_cholesky(copy, x, lower=True)
+    steps.finish(x, out)
+
+
 # -- QR ---------------------------------------------------------------------------------------------------------------
 def qr(request: QrRequest, steps: LinalgSteps) -> Plan:
     """Factorize a copy of A in Q's memory, or in scratch memory; copy R out of it; form Q."""
     a = steps.matrix("a")
     least = min(a.rows, a.cols)
     if request.mode is QrMode.RAW:
-        h = steps.matrix("h")
-        target = steps.target(h)
-        steps.copy(a, target)
-        factor_qr(steps, target, steps.vector("tau"))
-        steps.finish(target, h)
-        return steps.plan(capture_safe=True)
+        return raw_qr(steps, factor_qr)
     tau, r = steps.scratch(least * a.dtype.itemsize), steps.matrix("r")
     if request.mode is QrMode.R:
         target = steps.scratch_matrix(a.dtype, a.rows, a.cols)
@@ -205,6 +204,16 @@ def qr(request: QrRequest, steps: LinalgSteps) -> Plan:
     arguments = (q.rows, q.cols, least, target.pointer, target.ld, tau)
     steps.call_with_work(f"cusolverDn{LETTERS[a.dtype]}{name}", a.dtype, *arguments, info=steps.ignored_info())
     steps.finish(target, q)
+    return steps.plan(capture_safe=True)
+
+
+def raw_qr(steps: S, factor: Callable[[S, Matrix, OperandPointer], None]) -> Plan:
+    """Copy A into the result and factorize it there; nothing else is made of the Householder vectors."""
+    h = steps.matrix("h")
+    target = steps.target(h)
+    steps.copy(steps.matrix("a"), target)
+    factor(steps, target, steps.vector("tau"))
+    steps.finish(target, h)
     return steps.plan(capture_safe=True)
 
 

@@ -306,7 +306,7 @@ def lstsq_by_svd(request: LstsqRequest, steps: LinalgSteps, a: Matrix, b: Matrix
     u, s, vh = decompose(steps, copy, steps.vector("s"), info)
     factors = scratch_vector(steps, real, size)
     steps.launch("reciprocals", a.dtype, 1, s, size, relative_cutoff(request), factors, steps.vector("rank"))
-    right_side = b if b.is_column_major else scratch_copy(steps, b)
+    right_side = steps.column_major(b)
     inner, x = (steps.scratch_matrix(a.dtype, rows, b.cols) for rows in (size, a.cols))
     multiply(steps, (u, OP_C) if tall else (vh, OP_N), (right_side, OP_N), inner, 1.0, 0.0)
     steps.launch("scale_rows", a.dtype, size * b.cols, inner, size, b.cols, factors, size)

@@ -50,11 +50,7 @@ def ldl(request: LdlRequest, steps: LinalgSteps) -> Plan:
 
 def ldl_solve(request: LdlSolveRequest, steps: LinalgSteps) -> Plan:
     """Copy b into the result and solve there."""
-    ldu, out = steps.matrix("ldu"), steps.matrix("out")
-    if not ldu.is_column_major:
-        factors = steps.target(ldu)
-        steps.copy(ldu, factors, triangle(lower=request.lower))
-        ldu = factors
+    ldu, out = steps.column_major(steps.matrix("ldu"), triangle(lower=request.lower)), steps.matrix("out")
     x = steps.target(out)
     steps.copy(steps.matrix("b"), x)
     solve_ldl(steps, ldu, steps.vector("pivots"), x, lower=request.lower, hermitian=request.hermitian)

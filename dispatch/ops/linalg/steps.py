@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from cudabind.sys import cublas_types as cb
 from dispatch.libraries.cusolver.calls import LETTERS, Steps, cuda_type
+from dispatch.libraries.cusolver.copies import CopyMode
 from dispatch.libraries.cusolver.matrix import Matrix, OperandPointer, count_of, matrix_of
 
 if TYPE_CHECKING:
@@ -51,6 +52,14 @@ class LinalgSteps(Steps):
         if wanted.is_column_major:
             return wanted
         return self.scratch_matrix(wanted.dtype, wanted.rows, wanted.cols)
+
+    def column_major(self, matrix: Matrix, mode: CopyMode = CopyMode.ALL) -> Matrix:
+        """A matrix itself if a routine can read it, otherwise a column-major copy in scratch memory."""
+        if matrix.is_column_major:
+            return matrix
+        copy = self.scratch_matrix(matrix.dtype, matrix.rows, matrix.cols)
+        self.copy(matrix, copy, mode)
+        return copy
 
     def finish(self, made: Matrix, wanted: Matrix) -> None:
         """Copy a result to its memory, if it is not there."""
