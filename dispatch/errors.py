@@ -95,6 +95,10 @@ class BadRequest(DispatchError, ValueError):
     def __reduce__(self) -> tuple[type[BadRequest], tuple[str, ...]]:
         return type(self), (self.operand, self.given, self.expected, self.hint)
 
+    def about(self, operand: str) -> BadRequest:
+        """This error under another name of the operand; the rest of its text is the same."""
+        return type(self)(operand, self.given, self.expected, self.hint)
+
     def renamed(self, names: Mapping[str, str]) -> BadRequest:
         """This error with other names of arguments, wherever they occur as whole words.
 

@@ -94,7 +94,7 @@ def _request(draft: RequestDraft, specs: dict[str, Spec]) -> Any:
     except BadRequest as error:
         is_field = error.operand.partition(".")[0] in draft.fields
         flag = f"--{error.operand.replace('_', '-')}" if is_field else error.operand
-        return BadRequest(flag, error.given, error.expected, error.hint)
+        return error.about(flag)
 
 
 def _fields(draft: RequestDraft, tensors: dict[str, Any]) -> dict[str, Any]:

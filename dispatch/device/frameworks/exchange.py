@@ -34,7 +34,7 @@ class Exchange(Framework):
         try:
             imported = external_memory.from_dlpack(given)
         except BadRequest as error:
-            raise BadRequest(operand, error.given, error.expected, error.hint) from error
+            raise error.about(operand) from error
         layout = imported.layout
         storage = ForeignStorage(self, layout.device, imported.storage.writer, given, imported.ptr)
         storage.held = imported

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dispatch.core.communicator import DEADLINE, Communicator
 from dispatch.device.registry import device as host
-from dispatch.errors import BadRequest, CollectiveError, CollectiveTimeout, RankLost
+from dispatch.errors import BadRequest, CollectiveError, CollectiveTimeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -166,10 +166,6 @@ class ThreadCommunicator(Communicator):
             )
         self.fail(error)
         return self.failure()
-
-    def lose_rank(self, rank: int, why: str) -> None:
-        """Fail on all ranks, because one of them has ended."""
-        self.fail(RankLost(f"generation {self.generation}: rank {rank} of {self.size} is lost: {why}", (rank,)))
 
     def stop(self) -> None:
         self.rendezvous.fail(self.failure())

@@ -32,7 +32,6 @@ MOST_STRIDES = 1 << 31  # elements, from the first to the last of an operand
 WARPS = (4, 8, 16)  # of a block
 CHUNK = 32  # elements that a warp copies at once
 TILES = ((1, 1), (1, 4), (2, 2), (4, 4))
-TILE_BYTES = 16  # of an axis; the sections of the program are aligned to it
 
 Modes = tuple[str, ...]
 Axes = list[tuple[int, int]]  # extents and strides, the fastest first

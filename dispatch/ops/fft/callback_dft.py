@@ -163,7 +163,7 @@ class CallbackDftRequest(TransformRequest["Tensor"]):
 
     def attributes(self) -> tuple[Any, ...]:
         keys = (None if one is None else one.key for one in (self.load, self.store))
-        return self.kind, self.points, self.transformed, self.inverse, self.norm, self.real, *keys
+        return (*super().attributes(), self.real, *keys)
 
     def addresses(self) -> tuple[str | None, ...]:
         return *self.reads, *self.writes

@@ -91,7 +91,7 @@ def _repeated(kind: DftKind, *, inverse: bool) -> Callable[[F], F]:
                     return dft(a, kind, n, axis, inverse=inverse, norm="backward" if norm is None else norm, out=out)
                 except BadRequest as error:
                     if error.operand in NAMED:
-                        raise _named(error) from None
+                        raise error.about(NAMED[error.operand]) from None
                     raise
             return function(a, n, axis, norm, out, load=load, store=store, precision=precision)
 
@@ -328,12 +328,8 @@ def _along(kind: DftKind, a: Any, n: Any, axis: Any, norm: Any, out: Any, throug
         return _one(kind, a, n, axis, norm, out, through, inverse=inverse)
     except BadRequest as error:
         if error.operand in NAMED:
-            raise _named(error) from None
+            raise error.about(NAMED[error.operand]) from None
         raise
-
-
-def _named(error: BadRequest) -> BadRequest:
-    return type(error)(NAMED[error.operand], error.given, error.expected, error.hint)
 
 
 def _one(kind: DftKind, a: Any, n: Any, axis: Any, norm: Any, out: Any, through: Through, *, inverse: bool) -> Any:

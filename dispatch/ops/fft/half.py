@@ -79,9 +79,6 @@ class HalfDftRequest(TransformRequest["Tensor"]):
         shape = self.made if self.kind == DftKind.C2R else (*self.made, PAIR)
         return {"out": dense(shape, self.a.dtype)}
 
-    def attributes(self) -> tuple[Any, ...]:
-        return self.kind, self.points, self.transformed, self.inverse, self.norm
-
 
 half_dft = request_function(HalfDftRequest, "half_dft")
 

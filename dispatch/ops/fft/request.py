@@ -144,6 +144,9 @@ class TransformRequest(OperandRequest[R_co]):
             extents[self.transformed[-1]] = self.points[-1] // 2 + 1
         return tuple(extents)
 
+    def attributes(self) -> tuple[Any, ...]:
+        return self.kind, self.points, self.transformed, self.inverse, self.norm
+
 
 @dataclass(frozen=True, eq=False)
 class DftRequest(TransformRequest["Tensor"]):
@@ -209,9 +212,6 @@ class DftRequest(TransformRequest["Tensor"]):
     def outputs(self) -> dict[str, Output]:
         dtype = result_dtype(self.a.dtype, self.kind)
         return {"out": dense(self.made, dtype)}  # type: ignore[arg-type]  # check_fields checked it
-
-    def attributes(self) -> tuple[Any, ...]:
-        return self.kind, self.points, self.transformed, self.inverse, self.norm
 
 
 NUMBERS = "c64, c128, f32, f64, f16, bf16 or whole numbers"

@@ -223,7 +223,7 @@ class BatchedSpsolveListRequest(Request["tuple[Tensor, ...]"]):
         try:
             check_parts(form, {name: getattr(self, name)[number] for name in ("values", "rows", "columns")})
         except BadRequest as error:
-            raise BadRequest(f"{error.operand}[{number}]", error.given, error.expected, error.hint) from None
+            raise error.about(f"{error.operand}[{number}]") from None
         b = self.b[number]
         for name, tensor in ((f"values[{number}]", self.values[number]), (f"b[{number}]", b)):
             if tensor.dtype is not self.dtype:
