@@ -61,7 +61,7 @@ THREE    = (rules.aligned, rules.dense_results, rules.tridiagonal)
 LINES    = (rules.aligned, rules.dense_results, rules.i32_count, rules.base_zero_if_empty)
 SLICES   = (rules.aligned, rules.dense_vectors, ell_rules.added_elements)
 BLOCKED  = (
-    rules.dense_orders, ell_rules.added_elements, ell_rules.power_of_2_blocks, ell_rules.i32_columns,
+    rules.dense_orders, ell_rules.added_elements, ell_rules.power_of_2_blocks, rules.i32_columns,
     ell_rules.aligned_blocks,
 )
 SORTED   = (rules.aligned, rules.i32_indices, rules.dense_results)

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dispatch.checks import check_bool, check_int
+from dispatch.core.statuses import nonzero, on_host
 from dispatch.errors import LinAlgError
 from dispatch.ops import linalg as ops
-from dispatch.ops.linalg.status import NOT_POSITIVE, checked, numbers
+from dispatch.ops.linalg.status import NOT_POSITIVE, checked
 
 if TYPE_CHECKING:
     from dispatch.ops.linalg.spectral import EighDriver, SvdDriver
@@ -53,16 +54,14 @@ def eigh(
     if not check or subset_by_value is None:
         return results
     *values, count = results
-    counts = numbers(count)
+    counts = on_host(count)
     selected = [tensor[..., : int(counts)] for tensor in values] if not counts.ndim else values
     return selected[0] if eigvals_only else tuple(selected)
 
 
 def checked_pair(results: tuple[Any, ...], n: int) -> Any:
     """Results of a pair of matrices; the status is above n if b is not positive definite."""
-    statuses = numbers(results[-1])
-    if (statuses > n).any():
-        failed = {tuple(map(int, place)): int(statuses[tuple(place)]) - n for place in np.argwhere(statuses > n)}
+    if failed := nonzero(np.maximum(on_host(results[-1]) - n, 0)):
         raise LinAlgError("eigh", failed, f"{NOT_POSITIVE}: that of b", "b must be; exchange a and b where a is")
     return checked("eigh", results, check=True)
 

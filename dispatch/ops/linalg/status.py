@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from dispatch.checks import check_bool
-from dispatch.device.tensor import Tensor
+from dispatch.core.statuses import nonzero, on_host
 from dispatch.errors import LinAlgError
 from dispatch.libraries.cusolver.exponential import NOT_FINITE, TOO_LARGE
 
-__all__ = ["NOT_POSITIVE", "ZERO_IN_D", "check_info", "checked", "numbers"]
+__all__ = ["NOT_POSITIVE", "ZERO_IN_D", "check_info", "checked"]
 
 NOT_POSITIVE = "the leading minor of order {status} is not positive definite"
 SINGULAR = "the matrix is singular: U[{before}, {before}] of its LU factorization is exactly 0"
@@ -59,23 +57,10 @@ def check_info(routine: str, info: Any, *, meaning: str = "", hint: str = "") ->
         info: the status, a tensor of this or of another library.
         meaning, hint: texts that replace those of that function.
     """
-    statuses = numbers(info)
-    if statuses.any():
-        failed = {tuple(map(int, place)): int(statuses[tuple(place)]) for place in np.argwhere(statuses)}
+    if failed := nonzero(on_host(info)):
         first = next(iter(failed.values()))
         message = OF_STATUS.get((routine, first)) or MEANINGS.get(routine, ("it failed (info {status})", ""))
         raise LinAlgError(routine, failed, meaning or message[0], hint or message[1])
-
-
-def numbers(info: Any) -> Any:
-    """The elements of a tensor of any library."""
-    if isinstance(info, Tensor):
-        return info.numpy()
-    for name in ("cpu", "get"):  # of torch, of CuPy
-        if hasattr(info, name):
-            info = getattr(info, name)()
-            break
-    return np.asarray(info)
 
 
 def checked(routine: str, results: tuple[Any, ...], *, check: bool, **said: str) -> Any:

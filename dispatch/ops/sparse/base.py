@@ -9,13 +9,15 @@ from dispatch.core.factors import ScaledRequest
 from dispatch.core.operands import OperandRequest
 from dispatch.core.request import R_co, Unpacked
 from dispatch.errors import BadRequest
+from dispatch.keys import F32, HALF
 from dispatch.ops.sparse.form import SparseForm, check_form, check_parts
 
 if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
+    from dispatch.keys import Dtype
 
 __all__ = ["AlphaRequest", "FactorRequest", "Number", "ScaledSparseRequest", "SparseRequest"]
-__all__ += ["check_matrix", "check_vector"]
+__all__ += ["check_added", "check_matrix", "check_vector", "result_dtype"]
 
 Number = int | float | complex
 
@@ -81,6 +83,20 @@ class ScaledSparseRequest(AlphaRequest, SparseRequest["Tensor"]):
     def check_fields(self) -> None:
         SparseRequest.check_fields(self)
         self.check_factors()
+
+
+def result_dtype(request: Any, added: str) -> Dtype:
+    """The dtype of `out`, else of the added operand, else of A; for 16-bit dtypes it may be f32."""
+    typed: Tensor | None = request.out if request.out is not None else getattr(request, added)
+    dtype: Dtype = request.values.dtype
+    return F32 if typed is not None and typed.dtype is F32 and dtype in HALF else dtype
+
+
+def check_added(request: Any, added: str) -> None:
+    """BadRequest unless the added operand has the dtype of the result."""
+    tensor, dtype = getattr(request, added), request.out_dtype
+    if tensor is not None and tensor.dtype is not dtype:
+        raise BadRequest(added, str(tensor.layout), f"{dtype}, the dtype of the result", f'x.astype("{dtype}")')
 
 
 def check_vector(name: str, tensor: Tensor | None, extent: int, reason: str) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dispatch.core.operands import Output, dense
 from dispatch.errors import BadRequest
+from dispatch.ops.sparse.base import check_added
 from dispatch.ops.sparse.batched_rules import axes_of
 from dispatch.ops.sparse.form import SparseFormat, check_form, check_parts, shape_of
 from dispatch.ops.sparse.products import SddmmRequest, SpmmRequest, check_algorithm
@@ -109,7 +110,7 @@ class BatchedSpmmRequest(SpmmRequest):
         wanted = (self.batch, m, self.b.shape[2])
         if self.c is not None and self.c.shape != wanted:
             raise BadRequest("c", str(self.c.layout), f"{self.c.dtype}{list(wanted)}, the shape of the result")
-        self.check_added()
+        check_added(self, self.added)
         check_algorithm(self.form.format, self.algorithm)
 
     def outputs(self) -> dict[str, Output]:

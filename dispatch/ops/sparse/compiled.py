@@ -13,8 +13,15 @@ from dispatch.checks import shown
 from dispatch.core.operands import Output, dense
 from dispatch.core.request import Unpacked
 from dispatch.errors import BadRequest
-from dispatch.keys import F32, HALF
-from dispatch.ops.sparse.base import Number, ScaledSparseRequest, SparseRequest, check_matrix, check_vector
+from dispatch.ops.sparse.base import (
+    Number,
+    ScaledSparseRequest,
+    SparseRequest,
+    check_added,
+    check_matrix,
+    check_vector,
+    result_dtype,
+)
 from dispatch.ops.sparse.form import SparseFormat
 from dispatch.ops.sparse.semirings import NAMED_SEMIRINGS, Semiring, SparseOperator, check_operator, semiring_of
 
@@ -62,7 +69,7 @@ class SpmmOpRequest(SparseRequest["Tensor"]):
     @property
     def out_dtype(self) -> Dtype:
         """The dtype of the result, and of the epilogue's `c`."""
-        return result_dtype(self, self.c)
+        return result_dtype(self, "c")
 
     def check_operands(self) -> None:
         only_csr(self)
@@ -125,7 +132,7 @@ class SpmvOpRequest(ScaledSparseRequest):
     @property
     def out_dtype(self) -> Dtype:
         """The dtype of the result, and of the added operand."""
-        return result_dtype(self, self.y)
+        return result_dtype(self, "y")
 
     def check_operands(self) -> None:
         only_csr(self)
@@ -144,20 +151,6 @@ class SpmvOpRequest(ScaledSparseRequest):
 
 
 ORDERED = tuple(one.add for name, one in NAMED_SEMIRINGS.items() if name != "plus_times")
-
-
-def result_dtype(request: Any, added: Tensor | None) -> Dtype:
-    """The dtype of `out`, else of the added operand, else of A; for 16-bit dtypes it may be f32."""
-    typed = request.out if request.out is not None else added
-    dtype: Dtype = request.values.dtype
-    return F32 if typed is not None and typed.dtype is F32 and dtype in HALF else dtype
-
-
-def check_added(request: Any, name: str) -> None:
-    """BadRequest unless the added operand has the dtype of the result."""
-    added, dtype = getattr(request, name), request.out_dtype
-    if added is not None and added.dtype is not dtype:
-        raise BadRequest(name, str(added.layout), f"{dtype}, the dtype of the result", f'x.astype("{dtype}")')
 
 
 def only_csr(request: Any) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from dispatch.checks import check_bool, shown
-from dispatch.device.tensor import Tensor
+from dispatch.core.statuses import nonzero, on_host
 from dispatch.errors import BadRequest, LinAlgError
 from dispatch.keys import I32
 from dispatch.ops import sparse as ops
@@ -21,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dispatch.core.matrix_choices import FillMode
+    from dispatch.device.tensor import Tensor
 
 __all__ = ["SparseLu", "factorized", "splu", "spsolve"]
 
@@ -94,25 +93,12 @@ def checked_solution(results: tuple[Any, Any], check: bool, caller: str) -> Any:
     if not check:
         return results
     x, info = results
-    statuses = _to_host(info)
-    if statuses.any():
-        failed = {tuple(map(int, place)): int(statuses[tuple(place)]) for place in np.argwhere(statuses)}
+    if failed := nonzero(on_host(info)):
         first = next(iter(failed.values()))
         unchecked = "splu(A, check=False)" if caller == "factorized" else "check=False"
         singular = SINGULAR, f"{unchecked} gives what came out"
         raise LinAlgError(caller, failed, *(NOT_POSITIVE if first > 0 else singular))
     return x
-
-
-def _to_host(info: Any) -> Any:
-    """A tensor of any library on the host."""
-    if isinstance(info, Tensor):
-        return info.numpy()
-    for name in ("cpu", "get"):  # of torch, of CuPy
-        if hasattr(info, name):
-            info = getattr(info, name)()
-            break
-    return np.asarray(info)
 
 
 def spsolve(

@@ -13,8 +13,8 @@ from dispatch.checks import check_int
 from dispatch.core.operands import Output, by_columns, dense
 from dispatch.core.request import Unpacked
 from dispatch.errors import BadRequest
-from dispatch.keys import F32, HALF, I32, I64
-from dispatch.ops.sparse.base import AlphaRequest, Number, check_matrix, check_vector
+from dispatch.keys import I32, I64
+from dispatch.ops.sparse.base import AlphaRequest, Number, check_added, check_matrix, check_vector, result_dtype
 from dispatch.ops.sparse.rules import leading_dimension
 
 if TYPE_CHECKING:
@@ -52,16 +52,11 @@ class EllRequest(AlphaRequest):
     @property
     def out_dtype(self) -> Dtype:
         """The dtype of the result, and of the added operand."""
-        given: Tensor | None = self.out if self.out is not None else getattr(self, self.added)
-        wide = given is not None and given.dtype is F32 and self.values.dtype in HALF
-        return F32 if wide else self.values.dtype
+        return result_dtype(self, self.added)
 
     def check_fields(self) -> None:
         self.check_parts()
-        added: Tensor | None = getattr(self, self.added)
-        if added is not None and added.dtype is not self.out_dtype:
-            hint = f'x.astype("{self.out_dtype}")'
-            raise BadRequest(self.added, str(added.layout), f"{self.out_dtype}, the dtype of the result", hint)
+        check_added(self, self.added)
         self.check_factors()
 
     def check_parts(self) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dispatch.keys import I32
-
-__all__ = ["added_elements", "aligned_blocks", "i32_columns", "power_of_2_blocks"]
+__all__ = ["added_elements", "aligned_blocks", "power_of_2_blocks"]
 
 ALIGNMENT = 16  # bytes; tensor cores load operands in such units
 
@@ -21,12 +19,6 @@ def power_of_2_blocks(request: Any) -> str:
     """Blocks whose size is a power of 2 above 1."""
     block = request.block
     return "" if block > 1 and block & (block - 1) == 0 else f"needs blocks of a power of 2, has {block}"
-
-
-def i32_columns(request: Any) -> str:
-    """Block columns of 32 bits: for wider ones cusparseSpMM_bufferSize returns CUSPARSE_STATUS_NOT_SUPPORTED."""
-    dtype = request.columns.dtype
-    return "" if dtype is I32 else f"needs columns of i32, has {dtype}"
 
 
 def aligned_blocks(request: Any) -> str:

@@ -13,12 +13,12 @@ from dispatch.libraries.cusparse.calls import Steps
 from dispatch.libraries.nvrtc.launching import LaunchStep, number_of
 from dispatch.libraries.nvrtc.number_types import WIDEST
 from dispatch.ops.sparse.form import SparseFormat
+from dispatch.ops.sparse.own_matrix import batch_stride
 from dispatch.ops.sparse.sampled_kernels import NAME, SOURCE, THREADS, options
 
 if TYPE_CHECKING:
     from dispatch.core.request import Plan
     from dispatch.core.row import Row
-    from dispatch.device.layout import Layout
     from dispatch.execute.cuda_executor import CudaExecutor
 
 __all__ = ["BatchStrides", "DenseOperand", "load_widths", "plan", "sampling_step"]
@@ -53,11 +53,6 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     sides = [dense_operand(request, steps, name) for name in names]
     steps.append(sampling_step(request, executor, sides[0], sides[1]))
     return steps.plan(capture_safe=True)
-
-
-def batch_stride(layout: Layout, axes: int) -> int:
-    """The stride in elements from one matrix of a batch to the next, 0 if it is shared; a matrix has so many `axes`."""
-    return layout.strides[0] if len(layout.shape) > axes and layout.shape[0] > 1 else 0
 
 
 def dense_operand(request: Any, steps: Steps, name: str) -> DenseOperand:

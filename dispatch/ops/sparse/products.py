@@ -12,9 +12,8 @@ from dispatch.core.matrix_choices import Operation
 from dispatch.core.operands import Output, dense
 from dispatch.core.request import Unpacked
 from dispatch.errors import BadRequest
-from dispatch.keys import F32, HALF
 from dispatch.ops.sparse.algorithms import SpmmAlgorithm, SpmvAlgorithm
-from dispatch.ops.sparse.base import Number, ScaledSparseRequest, check_matrix, check_vector
+from dispatch.ops.sparse.base import Number, ScaledSparseRequest, check_added, check_matrix, check_vector, result_dtype
 from dispatch.ops.sparse.form import SparseFormat, shape_of
 
 if TYPE_CHECKING:
@@ -49,16 +48,7 @@ class ProductRequest(ScaledSparseRequest):
     @property
     def out_dtype(self) -> Dtype:
         """The dtype of the result, and of the added operand."""
-        given: Tensor | None = self.out if self.out is not None else getattr(self, self.added)
-        wide = given is not None and given.dtype is F32 and self.values.dtype in HALF
-        return F32 if wide else self.values.dtype
-
-    def check_added(self) -> None:
-        """BadRequest unless the added operand has the dtype of the result."""
-        tensor: Tensor | None = getattr(self, self.added)
-        if tensor is not None and tensor.dtype is not self.out_dtype:
-            hint = f'x.astype("{self.out_dtype}")'
-            raise BadRequest(self.added, str(tensor.layout), f"{self.out_dtype}, the dtype of the result", hint)
+        return result_dtype(self, self.added)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +83,7 @@ class SparseMvRequest(ProductRequest):
         long, short = shape_of(self.form, self.trans)
         check_vector("x", self.x, short, f"as op(A) is [{long}, {short}]")
         check_vector("y", self.y, long, f"as op(A) is [{long}, {short}]")
-        self.check_added()
+        check_added(self, self.added)
         check_algorithm(self.form.format, self.algorithm)
 
     def outputs(self) -> dict[str, Output]:
@@ -138,7 +128,7 @@ class SpmmRequest(ProductRequest):
         m, n = shape_of(self.form, self.trans)
         check_matrix("b", self.b, (n, None), f"as op(A) is [{m}, {n}]")
         check_matrix("c", self.c, (m, self.b.shape[1]), "the shape of the result")
-        self.check_added()
+        check_added(self, self.added)
         check_algorithm(self.form.format, self.algorithm)
 
     def outputs(self) -> dict[str, Output]:

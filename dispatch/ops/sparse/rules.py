@@ -231,7 +231,7 @@ def same_index_dtype(request: Any) -> str:
 
 
 def i32_columns(request: Any) -> str:
-    """Columns of 32 bits."""
+    """Columns of 32 bits: for wider block columns cusparseSpMM_bufferSize returns CUSPARSE_STATUS_NOT_SUPPORTED."""
     dtype = request.columns.dtype
     return "" if dtype is I32 else f"needs columns of i32, has {dtype}"
 
