@@ -39,6 +39,8 @@ __all__ = [
     "made",
     "neighbour",
     "of_operand",
+    "other_alpha",
+    "other_beta",
     "shared",
     "typical",
     "verdicts",
@@ -142,6 +144,16 @@ def with_fields(formula: Formula, least: int = 0, /, **changes: Callable[[Any], 
         return None if any(value is None for value in fields.values()) else altered(formula, request, **fields)
 
     return mutation
+
+
+def other_alpha(request: Any) -> complex | None:
+    """Alpha 2% larger, if there is one."""
+    return request.factor("alpha") * 1.02 if "alpha" in request.numbers and request.factor("alpha") else None
+
+
+def other_beta(request: Any) -> complex | None:
+    """Beta with the opposite sign, if something is added."""
+    return -request.factor("beta") if "beta" in request.numbers and request.factor("beta") else None
 
 
 def of_operand(evaluate: Formula, name: str, change: Callable[[Array], Array | None]) -> Mutation:

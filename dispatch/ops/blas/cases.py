@@ -14,7 +14,7 @@ from dispatch.ops.blas.cases_gemv import gemv_cases
 from dispatch.ops.blas.cases_rotations import rotation_cases
 from dispatch.ops.blas.choices import DiagType, Operation
 from dispatch.ops.blas.reference3 import ROUTINES
-from dispatch.testing.mutations import with_fields
+from dispatch.testing.mutations import other_alpha, other_beta, with_fields
 
 if TYPE_CHECKING:
     from dispatch.core.row import Row
@@ -35,16 +35,6 @@ def cases(row: Row) -> list[MadeCase]:
 
 
 # -- wrong results that every case must reject: see `dispatch/testing/mutations.py` -----------------------------------
-def other_alpha(request: Any) -> complex | None:
-    """Alpha 2% larger, if there is one."""
-    return request.factor("alpha") * 1.02 if "alpha" in request.numbers and request.factor("alpha") else None
-
-
-def other_beta(request: Any) -> complex | None:
-    """Beta with the opposite sign, if something is added."""
-    return -request.factor("beta") if "beta" in request.numbers and request.factor("beta") else None
-
-
 def other_side(request: Any) -> Any:
     """The other side, if the shapes allow both."""
     square = hasattr(request, "side") and len(set(request.extents()["out"][-2:])) == 1

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dispatch.ops.collective.group import is_group_open
-from dispatch.ops.collective.reference import RankInput, call_signature, rank_input, reduce_inputs, work_dtype
+from dispatch.ops.collective.processes import (
+    MESSAGE_TAG,
+    POINT_TO_POINT,
+    bytes_per_rank,
+    finish_with,
+    operand_bytes,
+    reduction_operand,
+)
+from dispatch.ops.collective.reference import RankInput, call_signature, reduce_inputs
 from dispatch.ops.collective.request import RedOp
 
 if TYPE_CHECKING:
@@ -26,9 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["begin"]
 
-MESSAGE_TAG = 7  # the tag of messages between two ranks
 SMALL = 1 << 15  # bytes up to which an operand is sent whole to all ranks
-POINT_TO_POINT = ("send", "recv", "sendrecv")  # ops between two ranks, in which the other ranks take no part
 
 
 def begin(request: Any) -> Finish:
@@ -52,39 +58,21 @@ def begin(request: Any) -> Finish:
     return both
 
 
-def _bytes(array: Any) -> Array:
-    """The bytes of an array, copied, so that they do not change while gloo reads them."""
-    return np.array(array, order="C").reshape(-1).view(np.uint8)
-
-
 def _rank_bytes(array: Any, counts: Sequence[int] | None, size: int) -> list[Array]:
     """The bytes of each rank's rows."""
-    raw = _bytes(array)
-    ends = np.cumsum([0, *_sizes(raw.size, counts, size)])
+    raw = operand_bytes(array)
+    ends = np.cumsum([0, *bytes_per_rank(raw.size, counts, size)])
     return [raw[first:last] for first, last in pairwise(ends)]
 
 
-def _sizes(nbytes: int, counts: Sequence[int] | None, size: int) -> list[int]:
-    rows = [1] * size if counts is None else list(counts)
-    row = nbytes // max(sum(rows), 1)
-    return [row * each for each in rows]
-
-
 # -- reductions -------------------------------------------------------------------------------------------------------
-def _reduction_operand(request: Any) -> Array:
-    """This rank's operand of the reduction: in the working dtype, times its factor."""
-    part = rank_input(request, work_dtype(request.x.dtype))
-    x: Any = reduce_inputs([part], RedOp.PREMUL_SUM) if request.red_op is RedOp.PREMUL_SUM else part.x
-    return np.ascontiguousarray(x)
-
-
 def _total(request: Any, dtype: Any, parts: Sequence[Array]) -> Array:
     how = RedOp.SUM if request.red_op is RedOp.PREMUL_SUM else request.red_op
     return reduce_inputs([RankInput(part.view(dtype)) for part in parts], how)
 
 
 def _all_reduce(comm: GlooCommunicator, request: Any) -> Finish:
-    operand, size = _reduction_operand(request), comm.size
+    operand, size = reduction_operand(request), comm.size
     raw, shape = operand.reshape(-1).view(np.uint8), request.x.shape
     if raw.size <= SMALL:
         wait = comm.exchange("all_reduce", [raw] * size, [raw.size] * size)
@@ -103,7 +91,7 @@ def _all_reduce(comm: GlooCommunicator, request: Any) -> Finish:
 
 
 def _reduce_to(comm: GlooCommunicator, request: Any) -> Finish:
-    operand = _reduction_operand(request)
+    operand = reduction_operand(request)
     raw, is_root = operand.reshape(-1).view(np.uint8), comm.rank == request.root
     wait = _to_root(comm, "reduce_to", raw, [raw.size] * comm.size, request.root)
     return lambda: (
@@ -112,7 +100,7 @@ def _reduce_to(comm: GlooCommunicator, request: Any) -> Finish:
 
 
 def _reduce_scatter(comm: GlooCommunicator, request: Any) -> Finish:
-    operand, output = _reduction_operand(request), request.outputs()["out"]
+    operand, output = reduction_operand(request), request.outputs()["out"]
     parts = _rank_bytes(operand, request.counts, comm.size)
     wait = comm.exchange("reduce_scatter", parts, [parts[comm.rank].size] * comm.size)
     return lambda: np.reshape(_total(request, operand.dtype, wait()), output.shape)
@@ -139,29 +127,24 @@ def _size(request: Any) -> int:
 
 
 def _broadcast(comm: GlooCommunicator, request: Any) -> Finish:
-    raw = _bytes(request.x)
+    raw = operand_bytes(request.x)
     result: Array = raw.view(request.x.dtype.numpy).reshape(request.x.shape)
     if not raw.size:
         return lambda: result
     wait = comm.broadcast("broadcast", raw, request.root)
-
-    def finish() -> Array:
-        wait()
-        return result
-
-    return finish
+    return finish_with(wait, lambda: result)
 
 
 def _all_gather(comm: GlooCommunicator, request: Any) -> Finish:
-    sizes = _sizes(_size(request), request.counts, comm.size)
-    wait = comm.exchange("all_gather", [_bytes(request.x)] * comm.size, sizes)
+    sizes = bytes_per_rank(_size(request), request.counts, comm.size)
+    wait = comm.exchange("all_gather", [operand_bytes(request.x)] * comm.size, sizes)
     return lambda: _assemble(request, wait())
 
 
 def _gather(comm: GlooCommunicator, request: Any) -> Finish:
     is_root = comm.rank == request.root
-    sizes = _sizes(_size(request), request.counts, comm.size) if is_root else [0] * comm.size
-    wait = _to_root(comm, "gather", _bytes(request.x), sizes, request.root)
+    sizes = bytes_per_rank(_size(request), request.counts, comm.size) if is_root else [0] * comm.size
+    wait = _to_root(comm, "gather", operand_bytes(request.x), sizes, request.root)
     return lambda: _assemble(request, parts) if (parts := wait()) and is_root else None
 
 
@@ -176,33 +159,25 @@ def _scatter(comm: GlooCommunicator, request: Any) -> Finish:
 
 def _all_to_all(comm: GlooCommunicator, request: Any) -> Finish:
     parts = _rank_bytes(request.x, request.send_counts, comm.size)
-    wait = comm.exchange("all_to_all", parts, _sizes(_size(request), request.recv_counts, comm.size))
+    wait = comm.exchange("all_to_all", parts, bytes_per_rank(_size(request), request.recv_counts, comm.size))
     return lambda: _assemble(request, wait())
 
 
 def _send(comm: GlooCommunicator, request: Any) -> Finish:
-    return comm.send(f"send to rank {request.peer}", _bytes(request.x), request.peer, MESSAGE_TAG)
+    return comm.send(f"send to rank {request.peer}", operand_bytes(request.x), request.peer, MESSAGE_TAG)
 
 
 def _recv(comm: GlooCommunicator, request: Any) -> Finish:
     buffer = np.empty(_size(request), np.uint8)
     wait = comm.receive(f"recv from rank {request.peer}", buffer, request.peer, MESSAGE_TAG)
-    return _finish_with(wait, partial(_assemble, request, [buffer]))
+    return finish_with(wait, partial(_assemble, request, [buffer]))
 
 
 def _sendrecv(comm: GlooCommunicator, request: Any) -> Finish:
-    buffer, sent = np.empty(_size(request), np.uint8), _bytes(request.x)
+    buffer, sent = np.empty(_size(request), np.uint8), operand_bytes(request.x)
     wait_received = comm.receive(f"sendrecv from rank {request.source}", buffer, request.source, MESSAGE_TAG)
     wait_sent = comm.send(f"sendrecv to rank {request.dest}", sent, request.dest, MESSAGE_TAG)
-    return _finish_with(lambda: (wait_received(), wait_sent()), partial(_assemble, request, [buffer]))
-
-
-def _finish_with(wait: Callable[[], object], result: Callable[[], Array]) -> Finish:
-    def finish() -> Array:
-        wait()
-        return result()
-
-    return finish
+    return finish_with(lambda: (wait_received(), wait_sent()), partial(_assemble, request, [buffer]))
 
 
 def _barrier(comm: GlooCommunicator, request: Any) -> Finish:

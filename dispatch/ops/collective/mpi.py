@@ -14,7 +14,16 @@ import numpy as np
 
 from dispatch.libraries.mpi.communicator import mpi
 from dispatch.ops.collective.group import is_group_open
-from dispatch.ops.collective.reference import call_signature, mean, rank_input, reduce_inputs, work_dtype
+from dispatch.ops.collective.processes import (
+    MESSAGE_TAG,
+    POINT_TO_POINT,
+    bytes_per_rank,
+    finish_with,
+    operand_bytes,
+    reduction_operand,
+    rows_per_rank,
+)
+from dispatch.ops.collective.reference import call_signature, mean, work_dtype
 from dispatch.ops.collective.request import RedOp
 
 if TYPE_CHECKING:
@@ -27,9 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["begin"]
 
-MESSAGE_TAG = 7  # the tag of messages between two ranks
 WIDER = {np.dtype(np.int8): np.dtype(np.int32), np.dtype(np.uint8): np.dtype(np.uint32)}
-POINT_TO_POINT = ("send", "recv", "sendrecv")  # ops between two ranks, in which the other ranks take no part
 OPS = {RedOp.PROD: "PROD", RedOp.MAX: "MAX", RedOp.MIN: "MIN"}  # the others are sums
 
 
@@ -65,9 +72,8 @@ def _reduction_operand(request: Any) -> Array:
 
     Integers of 8 bits are sent as wider ones, because some of Open MPI's kernels saturate their sums.
     """
-    part = rank_input(request, work_dtype(request.x.dtype))
-    x: Any = reduce_inputs([part], RedOp.PREMUL_SUM) if request.red_op is RedOp.PREMUL_SUM else part.x
-    return np.ascontiguousarray(x, WIDER.get(x.dtype))
+    operand = reduction_operand(request)
+    return operand.astype(WIDER.get(operand.dtype, operand.dtype), copy=False)
 
 
 def _op(request: Any) -> Any:
@@ -84,7 +90,7 @@ def _all_reduce(comm: MpiCommunicator, request: Any) -> Finish:
     operand = _reduction_operand(request)
     total = np.empty_like(operand)
     wait = comm.begin("all_reduce", lambda: comm.comm.Iallreduce(operand, total, _op(request)), operand, total)
-    return _finish_with(wait, lambda: _finish_total(request, total, comm.size))
+    return finish_with(wait, lambda: _finish_total(request, total, comm.size))
 
 
 def _reduce_to(comm: MpiCommunicator, request: Any) -> Finish:
@@ -92,25 +98,21 @@ def _reduce_to(comm: MpiCommunicator, request: Any) -> Finish:
     total = np.empty_like(operand) if is_root else None
     start = partial(comm.comm.Ireduce, operand, total, _op(request), request.root)
     wait = comm.begin("reduce_to", start, operand, total)
-    return _finish_with(wait, lambda: None if total is None else _finish_total(request, total, comm.size))
+    return finish_with(wait, lambda: None if total is None else _finish_total(request, total, comm.size))
 
 
 def _reduce_scatter(comm: MpiCommunicator, request: Any) -> Finish:
     operand = _reduction_operand(request)
-    counts, width = _rows(request, operand, request.counts, comm.size)
+    counts = rows_per_rank(request.counts, comm.size)
+    width = operand.size // max(sum(counts), 1)  # elements in a row
     output = request.outputs()["out"]
     total = np.empty(output.shape, operand.dtype)
     start = partial(comm.comm.Ireduce_scatter, operand, total, [count * width for count in counts], _op(request))
     wait = comm.begin("reduce_scatter", start, operand, total)
-    return _finish_with(wait, lambda: _finish_total(request, total, comm.size))
+    return finish_with(wait, lambda: _finish_total(request, total, comm.size))
 
 
 # -- moves ------------------------------------------------------------------------------------------------------------
-def _bytes(tensor: Any) -> Array:
-    """The bytes of an operand, copied, so that they do not change while MPI reads them."""
-    return np.array(tensor, order="C").reshape(-1).view(np.uint8)
-
-
 def _result_buffer(request: Any) -> tuple[Array, Callable[[], Array]]:
     """Memory for the received data, as bytes, and a function that returns it as the result."""
     output = request.outputs()["out"]
@@ -118,45 +120,28 @@ def _result_buffer(request: Any) -> tuple[Array, Callable[[], Array]]:
     return result.reshape(-1).view(np.uint8), lambda: result
 
 
-def _rows(request: Any, array: Any, counts: Sequence[int] | None, size: int) -> tuple[list[int], int]:
-    """The number of rows for each rank, and of elements in a row."""
-    del request
-    rows = [1] * size if counts is None else list(counts)
-    return rows, array.size // max(sum(rows), 1)
-
-
 def _counts_and_offsets(counts: Sequence[int] | None, nbytes: int, size: int) -> tuple[list[int], list[int]]:
     """The number of bytes for each rank, and their offsets."""
-    rows = [1] * size if counts is None else list(counts)
-    row = nbytes // max(sum(rows), 1)
-    sizes = [row * each for each in rows]
+    sizes = bytes_per_rank(nbytes, counts, size)
     return sizes, [sum(sizes[:rank]) for rank in range(size)]
 
 
-def _finish_with(wait: Callable[[], None], result: Callable[[], Array | None]) -> Finish:
-    def finish() -> Array | None:
-        wait()
-        return result()
-
-    return finish
-
-
 def _broadcast(comm: MpiCommunicator, request: Any) -> Finish:
-    raw = _bytes(request.x)
+    raw = operand_bytes(request.x)
     wait = comm.begin("broadcast", lambda: comm.comm.Ibcast([raw, mpi().BYTE], request.root), raw)
     result = raw.view(request.x.dtype.numpy).reshape(request.x.shape)
-    return _finish_with(wait, lambda: result)
+    return finish_with(wait, lambda: result)
 
 
 def _all_gather(comm: MpiCommunicator, request: Any) -> Finish:
-    sent, (buffer, get_result) = _bytes(request.x), _result_buffer(request)
+    sent, (buffer, get_result) = operand_bytes(request.x), _result_buffer(request)
     into = [buffer, *_counts_and_offsets(request.counts, buffer.size, comm.size), mpi().BYTE]
     wait = comm.begin("all_gather", lambda: comm.comm.Iallgatherv([sent, mpi().BYTE], into), sent, buffer)
-    return _finish_with(wait, get_result)
+    return finish_with(wait, get_result)
 
 
 def _gather(comm: MpiCommunicator, request: Any) -> Finish:
-    sent = _bytes(request.x)
+    sent = operand_bytes(request.x)
     buffer: Array | None = None
     get_result: Callable[[], Array | None] = lambda: None  # noqa: E731  # for a rank that gets nothing
     into: list[Any] | None = None
@@ -164,49 +149,49 @@ def _gather(comm: MpiCommunicator, request: Any) -> Finish:
         buffer, get_result = _result_buffer(request)
         into = [buffer, *_counts_and_offsets(request.counts, buffer.size, comm.size), mpi().BYTE]
     wait = comm.begin("gather", lambda: comm.comm.Igatherv([sent, mpi().BYTE], into, request.root), sent, buffer)
-    return _finish_with(wait, get_result)
+    return finish_with(wait, get_result)
 
 
 def _scatter(comm: MpiCommunicator, request: Any) -> Finish:
     buffer, get_result = _result_buffer(request)
-    sent = None if request.x is None else _bytes(request.x)
+    sent = None if request.x is None else operand_bytes(request.x)
     out_of = None if sent is None else [sent, *_counts_and_offsets(request.counts, sent.size, comm.size), mpi().BYTE]
     start = partial(comm.comm.Iscatterv, out_of, [buffer, mpi().BYTE], request.root)
-    return _finish_with(comm.begin("scatter", start, sent, buffer), get_result)
+    return finish_with(comm.begin("scatter", start, sent, buffer), get_result)
 
 
 def _all_to_all(comm: MpiCommunicator, request: Any) -> Finish:
-    sent, (buffer, get_result) = _bytes(request.x), _result_buffer(request)
+    sent, (buffer, get_result) = operand_bytes(request.x), _result_buffer(request)
     out_of = [sent, *_counts_and_offsets(request.send_counts, sent.size, comm.size), mpi().BYTE]
     into = [buffer, *_counts_and_offsets(request.recv_counts, buffer.size, comm.size), mpi().BYTE]
     wait = comm.begin("all_to_all", lambda: comm.comm.Ialltoallv(out_of, into), sent, buffer)
-    return _finish_with(wait, get_result)
+    return finish_with(wait, get_result)
 
 
 def _send(comm: MpiCommunicator, request: Any) -> Finish:
-    sent = _bytes(request.x)
+    sent = operand_bytes(request.x)
     start = partial(comm.comm.Isend, [sent, mpi().BYTE], request.peer, MESSAGE_TAG)
-    return _finish_with(comm.begin(f"send to rank {request.peer}", start, sent), lambda: None)
+    return finish_with(comm.begin(f"send to rank {request.peer}", start, sent), lambda: None)
 
 
 def _recv(comm: MpiCommunicator, request: Any) -> Finish:
     buffer, get_result = _result_buffer(request)
     start = partial(comm.comm.Irecv, [buffer, mpi().BYTE], request.peer, MESSAGE_TAG)
-    return _finish_with(comm.begin(f"recv from rank {request.peer}", start, buffer), get_result)
+    return finish_with(comm.begin(f"recv from rank {request.peer}", start, buffer), get_result)
 
 
 def _sendrecv(comm: MpiCommunicator, request: Any) -> Finish:
-    sent, (buffer, get_result) = _bytes(request.x), _result_buffer(request)
+    sent, (buffer, get_result) = operand_bytes(request.x), _result_buffer(request)
     into = partial(comm.comm.Irecv, [buffer, mpi().BYTE], request.source, MESSAGE_TAG)
     wait_received = comm.begin(f"sendrecv from rank {request.source}", into, buffer)
     out_of = partial(comm.comm.Isend, [sent, mpi().BYTE], request.dest, MESSAGE_TAG)
     wait_sent = comm.begin(f"sendrecv to rank {request.dest}", out_of, sent)
-    return _finish_with(lambda: (wait_received(), wait_sent())[0], get_result)
+    return finish_with(lambda: (wait_received(), wait_sent())[0], get_result)
 
 
 def _barrier(comm: MpiCommunicator, request: Any) -> Finish:
     del request
-    return _finish_with(comm.begin("barrier", comm.comm.Ibarrier), lambda: None)
+    return finish_with(comm.begin("barrier", comm.comm.Ibarrier), lambda: None)
 
 
 BEGIN: dict[str, Callable[[Any, Any], Finish]] = {

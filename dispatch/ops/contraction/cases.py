@@ -16,7 +16,7 @@ from dispatch.ops.contraction.elementwise import ElementwiseBinaryRequest, Eleme
 from dispatch.ops.contraction.reference import elementwise, summed
 from dispatch.ops.contraction.request import ContractRequest, ContractTrinaryRequest, ReduceModesRequest
 from dispatch.testing.check import GuardedBuffer, MadeCase, checked, place, with_outputs
-from dispatch.testing.mutations import with_fields
+from dispatch.testing.mutations import other_alpha, other_beta, with_fields
 
 if TYPE_CHECKING:
     from dispatch.core.host_plan import Results
@@ -206,16 +206,6 @@ def random_values(rng: np.random.Generator, dtype: Dtype, shape: tuple[int, ...]
 
 
 # -- wrong results that every case must reject: see `dispatch/testing/mutations.py` -----------------------------------
-def other_alpha(request: Any) -> complex | None:
-    """Alpha 2% larger, if there is one."""
-    return request.factor("alpha") * 1.02 if request.factor("alpha") else None
-
-
-def other_beta(request: Any) -> complex | None:
-    """Beta with the other sign, if something is added."""
-    return -request.factor("beta") if "beta" in request.numbers and request.factor("beta") else None
-
-
 def not_conjugated(request: Any) -> Any:
     """The numbers themselves in place of their conjugates."""
     is_complex = request.a.dtype.is_complex
