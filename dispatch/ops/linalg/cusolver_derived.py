@@ -107,9 +107,10 @@ class Decomposition(NamedTuple):
 def decompose(
     steps: LinalgSteps, a: Matrix, s: OperandPointer, info: OperandPointer, *, vectors: bool = True
 ) -> Decomposition:
-    """`gesvd` of a matrix, which it may overwrite; s is NaN if it did not converge, or the matrix is not finite.
+    """`gesvd` of a matrix, which it may overwrite; NaN if it did not converge, or the matrix is not finite.
 
-    For a NaN in the last column of a tall matrix cuSOLVER 12.0 gave some finite singular values, and a status of 0.
+    For a NaN in the last column of a tall matrix cuSOLVER 12.0 gave some finite singular values, and a status of 0; for
+    a NaN of a 1x1 matrix it gave the vector 1.
     """
     flags = steps.flag_nonfinite(a)
     kind, real = cuda_type(a.dtype), real_of(a.dtype)
@@ -118,8 +119,9 @@ def decompose(
     job = SOME if vectors else NONE
     arguments = (job, job, a.rows, a.cols, kind, a.pointer, a.ld, cuda_type(real), s)
     steps.call_x("cusolverDnXgesvd", *arguments, kind, u.pointer, u.ld, kind, vh.pointer, vh.ld, kind, info=info)
+    results = (as_column(s, real, a.cols), *((u, vh) if vectors else ()))
     for marks in (flags, info):
-        steps.fill_nan_where(marks, as_column(s, real, a.cols))
+        steps.fill_nan_where(marks, *results)
     return Decomposition(u, s, vh)
 
 

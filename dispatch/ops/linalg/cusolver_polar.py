@@ -50,5 +50,4 @@ def plan(request: PolarRequest, executor: CudaExecutor, row: Row) -> Plan:
         steps.finish(unitary, u)
     else:
         steps.copy(unitary.mT, u, conj=True)
-    steps.fill_nan_where(info, u, p)
     return steps.plan(capture_safe=False)

@@ -117,8 +117,9 @@ def svd(request: SvdRequest, steps: LinalgSteps) -> Plan:
     steps.copy(source, copy)
     driver = driver_of(steps.row)
     flags = None
-    if driver in (SvdDriver.GESVDA, SvdDriver.GESVDJ):
-        # For a matrix with NaN the batched routines of cuSOLVER 12.0 give finite numbers and a status of 0.
+    if driver in (SvdDriver.GESVDA, SvdDriver.GESVDJ) or source.rows == 1:
+        # For a matrix with NaN the batched routines of cuSOLVER 12.0 give finite numbers and a status of 0; and for a
+        # 1x1 matrix `gesvd` gives the vector 1, whatever the element.
         flags = steps.flag_nonfinite(copy)
     elif driver is SvdDriver.GESVDP:  # its call fails for matrices that are not finite
         flags = steps.scratch(FLAG_BYTES)

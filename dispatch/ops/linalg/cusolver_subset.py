@@ -26,6 +26,7 @@ from dispatch.ops.linalg.subset import found_of
 if TYPE_CHECKING:
     from dispatch.core.request import Plan
     from dispatch.keys import Dtype
+    from dispatch.libraries.cusolver.matrix import OperandPointer
     from dispatch.ops.linalg.cusolver import LinalgSteps
     from dispatch.ops.linalg.spectral import EighRequest, GeneralizedEighRequest
 
@@ -62,6 +63,7 @@ def eigh_subset(request: EighRequest, steps: LinalgSteps) -> Plan:
     source, lower = (a.mT, not request.lower) if in_rows else (a, request.lower)
     matrix = steps.scratch_matrix(a.dtype, a.rows, a.cols)
     steps.copy(source, matrix, CopyMode.LOWER if lower else CopyMode.UPPER, conj=in_rows)
+    flags = flag_single(steps, matrix)
     real = real_of(a.dtype)
     kind, real_kind, subset = cuda_type(a.dtype), cuda_type(real), bounds(request, real)
     values, counts = scratch_values(steps, a.rows), HostNumbers(steps.batch)
@@ -69,7 +71,12 @@ def eigh_subset(request: EighRequest, steps: LinalgSteps) -> Plan:
     arguments = (mode_of(request), subset.kind, LOWER if lower else UPPER, a.rows, kind, matrix.pointer, matrix.ld)
     range_arguments = (low, high, subset.first, subset.last, counts)
     steps.call_x("cusolverDnXsyevdx", *arguments, *range_arguments, real_kind, values.pointer, kind, info=info)
-    return write_results(request, steps, values, matrix, counts)
+    return write_results(request, steps, values, matrix, flags, counts)
+
+
+def flag_single(steps: LinalgSteps, *matrices: Matrix) -> OperandPointer | None:
+    """Flags of 1x1 matrices that are not finite: cuSOLVER 12.0 gives the vector 1, whatever the element."""
+    return steps.flag_nonfinite(*matrices) if matrices[0].rows == 1 else None
 
 
 def generalized(request: GeneralizedEighRequest, steps: LinalgSteps) -> Plan:
@@ -82,6 +89,7 @@ def generalized(request: GeneralizedEighRequest, steps: LinalgSteps) -> Plan:
     part = CopyMode.LOWER if request.lower else CopyMode.UPPER
     steps.copy(a, matrix, part)
     steps.copy(b, factor, part)
+    flags = flag_single(steps, matrix, factor)
     uplo, problem = LOWER if request.lower else UPPER, cusolverEigType_t(request.itype)
     name = f"cusolverDn{LETTERS[a.dtype]}{'he' if a.dtype.is_complex else 'sy'}"
     values, pair = scratch_values(steps, a.rows), (a.rows, matrix.pointer, matrix.ld, factor.pointer, factor.ld)
@@ -92,7 +100,7 @@ def generalized(request: GeneralizedEighRequest, steps: LinalgSteps) -> Plan:
         steps.call_with_work(
             f"{name}gvdx", a.dtype, problem, mode, subset.kind, uplo, *pair, *range_arguments, info=info
         )
-        return write_results(request, steps, values, matrix, counts)
+        return write_results(request, steps, values, matrix, flags, counts)
     arguments = (problem, mode, uplo, *pair, values.pointer)
     if steps.row.function == SYGV_BATCHED:
         kind, real = cuda_type(a.dtype), cuda_type(values.dtype)
@@ -105,7 +113,7 @@ def generalized(request: GeneralizedEighRequest, steps: LinalgSteps) -> Plan:
         steps.append(ConvertSygvjStatus(steps.executor, info, matrix, steps.batch))
     else:
         steps.call_with_work(f"{name}gvd", a.dtype, *arguments, info=info)
-    return write_results(request, steps, values, matrix, None)
+    return write_results(request, steps, values, matrix, flags, None)
 
 
 def mode_of(request: EighRequest | GeneralizedEighRequest) -> cusolverEigMode_t:
@@ -121,9 +129,14 @@ def scratch_values(steps: LinalgSteps, n: int) -> Matrix:
 
 
 def write_results(
-    request: EighRequest | GeneralizedEighRequest, steps: LinalgSteps, values: Matrix, made: Matrix, found: Any
+    request: EighRequest | GeneralizedEighRequest,
+    steps: LinalgSteps,
+    values: Matrix,
+    made: Matrix,
+    flags: OperandPointer | None,
+    found: Any,
 ) -> Plan:
-    """Copy the eigenvalues and vectors to the results, with NaN after them, and NaN where a routine failed."""
+    """Copy the eigenvalues and vectors to the results, with NaN after them, and NaN for matrices that failed."""
     k = found_of(request)
     results = [(values.first_columns(k), Matrix(steps.vector("w"), values.dtype, 1, k, k, 1))]
     if not request.eigvals_only:
@@ -134,5 +147,6 @@ def write_results(
         steps.copy(source, target)
         if request.subset_by_value is not None:
             steps.append(FillNanAfterFound(steps.executor, steps.vector("count"), target, steps.batch))
-    steps.fill_nan_where(steps.vector("info"), *(target for _, target in results))
+    for marks in (steps.vector("info"), *([] if flags is None else [flags])):
+        steps.fill_nan_where(marks, *(target for _, target in results))
     return steps.plan(capture_safe=False)

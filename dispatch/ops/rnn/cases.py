@@ -14,7 +14,7 @@ import numpy as np
 from dispatch.core.host_plan import EXACT
 from dispatch.core.request import run
 from dispatch.keys import Compute
-from dispatch.ops.rnn.cells import NO_ROUNDING, Rounding, unrounded
+from dispatch.ops.rnn.cells import NO_ROUNDING, Rounding, amplification, unrounded
 from dispatch.ops.rnn.network import Network, RnnBiasMode, RnnMode
 from dispatch.ops.rnn.reference import backward_data, backward_weights, empty_saved, forward
 from dispatch.ops.rnn.request import RnnBwdDataRequest, RnnBwdWeightsRequest, RnnRequest
@@ -193,17 +193,15 @@ class _DrawnCase:
         operands = {"x": self.x.view.numpy().astype(np.float64), "dy": dy, **states}
         self.where = places(network, self.case.dtype, self.device)
         results, saved, exact = self._passes(operands, unrounded)
-        products = (
-            []
-            if self.case.op == "rnn"
-            else [
-                np.abs(saved[number][kind]) @ np.abs(exact[f"weight_{way}_l{number // network.directions}{end}"])
-                for number in range(network.pseudo_layers)
-                for end in ("_reverse" if number % network.directions else "",)
-                for kind, way in (("d_input", "ih"), ("d_state", "hh"))
-            ]
-        )
-        self.reach = max((float(product.max()) for product in products), default=0.0)
+        magnitudes = []
+        for number in range(0 if self.case.op == "rnn" else network.pseudo_layers):
+            end = "_reverse" if number % network.directions else ""
+            factor = amplification(network, saved[number])
+            for kind, way in (("d_input", "ih"), ("d_state", "hh")):
+                gradient = np.abs(saved[number][kind]) * factor
+                weights = np.abs(exact[f"weight_{way}_l{number // network.directions}{end}"])
+                magnitudes += [gradient.max(), (gradient @ weights).max()]
+        self.reach = float(max(magnitudes, default=0.0))
         self.operands, self.estimated_errors = operands, self._estimate_errors(operands, results)
         return results
 
@@ -313,10 +311,10 @@ class _DrawnCase:
         """The allowed error of a result.
 
         In f32 and f64: every step of every layer rounds the state and multiplies it by weights of norm about 1. The
-        gates damp errors rather than amplify them, so the error grows like √(steps · layers) relative to the largest
-        value, or to `reach`, the largest sum of magnitudes that a gradient consists of. For 16 bits and TF32 this bound
-        would be larger than the gradients. There the bound is `SIGMAS` times the error that random rounding causes in
-        the same passes.
+        gates damp errors from step to step, so the error grows like √(steps · layers) relative to the largest value,
+        or to `reach`, the largest sum of magnitudes that a gradient consists of, times the gates' `amplification`. For
+        16 bits and TF32 this bound would be larger than the gradients. There the bound is `SIGMAS` times the error that
+        random rounding causes in the same passes.
         """
         walk = 8 + 4 * np.sqrt(self.case.steps * self.network.layers)
         size = np.abs(expected) + max(np.abs(expected).max(initial=0), self.reach)

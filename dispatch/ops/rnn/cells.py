@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dispatch.device.layout import Array
     from dispatch.ops.rnn.network import Network
 
-__all__ = ["NO_ROUNDING", "Rounding", "backward_step", "forward_step", "unrounded"]
+__all__ = ["NO_ROUNDING", "Rounding", "amplification", "backward_step", "forward_step", "unrounded"]
 
 Named = dict[str, "Array"]
 
@@ -148,3 +148,24 @@ def _lstm_gates(
         d_out * kept["tanh_c"] * o * (1 - o),
     ]
     return np.concatenate(d_gates, axis=-1), np.asarray(d_cell * f)
+
+
+def amplification(network: Network, kept: Named) -> Array:
+    """How much larger the relative errors of the gates' gradients are than those of the gates, which are saved.
+
+    A gradient contains 1 - g of a sigmoid, or 1 - g² of a tanh: small if a gate is close to 1, where its error is still
+    a rounding error of numbers close to 1. In an LSTM the cell's tanh is a factor of three gates' gradients, too.
+    """
+    gates = kept["gates"]
+    if network.mode is RnnMode.RNN_RELU:
+        return np.ones_like(gates)
+    squares = gates * gates
+    if network.mode is RnnMode.RNN_TANH:
+        return np.asarray(1 / (1 - squares))
+    inverse = 1 / (1 - gates)
+    count = 4 if network.mode is RnnMode.LSTM else 3
+    np.divide(1, 1 - _split_gates(squares, count)[2], out=_split_gates(inverse, count)[2])
+    if network.mode is RnnMode.LSTM:
+        of_cell = 1 / (1 - kept["tanh_c"] * kept["tanh_c"]) - 1
+        inverse[..., : 3 * of_cell.shape[-1]] += np.concatenate([of_cell] * 3, axis=-1)
+    return np.asarray(inverse)
