@@ -23,24 +23,24 @@ from dispatch.errors import DispatchError
 __all__ = ["main"]
 
 COMMANDS = {
-    "table": "the rows: what runs where, by which library function",
-    "explain": "the row that a request would take, or why none takes it",
-    "doctor": "driver, GPUs, libraries and versions; what works, and what to do about the rest",
-    "cache": "what autotune keeps on disk",
-    "replay": "run a supervisor's journal again, on random data, and find the first request that ends otherwise",
+    "table": "the rows: which requests run on which GPU, by which library function",
+    "explain": "the row that a request would use, or why no row takes it",
+    "doctor": "driver, GPUs, libraries and versions; what works, and how to fix the rest",
+    "cache": "the results of autotune and the compiled kernels on disk",
+    "replay": "run a supervisor's journal again, on random data, and find the first request with another outcome",
     "top": "a live view of the GPUs, or of the supervisors of a running process",
     "bench": "measure against torch, CuPy, nvmath-python and C, whichever are installed",
 }
 
 
-STATUSES = "Exit status: 0; 1 for a refusal or a failure; 2 for a mistake in the call; 130 after Ctrl-C."
+STATUSES = "Exit status: 0; 1 for a refusal or a failure; 2 for wrong arguments; 130 after Ctrl-C."
 PAGED = ("table", "explain", "doctor", "cache")  # the others print while they work
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit status.
 
-    That is 0, or 1 for a refusal or a failure, 2 for a mistake in the call, and 130 after Ctrl-C.
+    That is 0, or 1 for a refusal or a failure, 2 for wrong arguments, and 130 after Ctrl-C.
     """
     return ended(program("dispatch"), lambda: _run(sys.argv[1:] if arguments is None else list(arguments)))
 
@@ -66,7 +66,9 @@ def _run(given: list[str]) -> int:
 
 def _parser(named: str | None) -> Parser:
     """The options common to all commands, and those of the named command."""
-    parser = Parser(prog=program("dispatch"), description="Which library function carries out what.", epilog=STATUSES)
+    parser = Parser(
+        prog=program("dispatch"), description="Which library function carries out which request.", epilog=STATUSES
+    )
     parser.add_argument("--version", action="version", version=f"dispatch {__version__}")
     _add_common(parser)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -82,8 +84,10 @@ def _parser(named: str | None) -> Parser:
 
 def _add_common(parser: Parser) -> None:
     """Add options for the help text only: `_taken` reads them first, because a module may add an op with options."""
-    parser.add_argument("--import", metavar="MODULE", help="import it first, for its rows and ops; may be repeated")
-    parser.add_argument("--wide", action="store_true", help="fold no line and leave no column out on a terminal")
+    parser.add_argument(
+        "--import", metavar="MODULE", help="import this module first, for its rows and ops; may be repeated"
+    )
+    parser.add_argument("--wide", action="store_true", help="show all columns on a terminal, without wrapping lines")
 
 
 def _command(given: list[str]) -> str | None:

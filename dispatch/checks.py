@@ -162,7 +162,7 @@ def check_shape(name: str, shape: object, bits: int = 8) -> Shape:
     if min(checked, default=0) < 0:
         raise BadRequest(name, shown(shape), "integers of 0 or more")
     if math.prod(max(extent, 1) for extent in checked) * bits > MAX_BYTES * 8:
-        raise BadRequest(name, shown(shape), "fewer elements: no memory holds so many")
+        raise BadRequest(name, shown(shape), "fewer elements: no memory is large enough")
     return checked
 
 
@@ -310,7 +310,7 @@ def as_array(name: str, source: Any) -> Array:
     except (DispatchError, MemoryError):  # from a tensor; its message is clear as it is
         raise
     except Exception as error:
-        expected = "an array, or what numpy.asarray makes one of"
+        expected = "an array, or an object that numpy.asarray converts to one"
         raise BadRequest(name, f"a {type(source).__name__}", expected, f"{type(error).__name__}: {error}") from error
     is_number = array.dtype.kind in "biufc" or array.dtype in Dtype.by_numpy or array.dtype.isbuiltin == 2
     if not is_number:
@@ -323,18 +323,16 @@ def refuse_objects(name: str, array: Array) -> NoReturn:
     numbers = array.flat if array.dtype == object else ()
     beyond = next((one for one in numbers if isinstance(one, int) and not -(2**63) <= one < 2**64), None)
     if beyond is None:
-        raise BadRequest(name, f"an array of dtype {array.dtype}", "one of numbers")
-    expected = "whole numbers from -2^63 to 2^64 - 1, which i64 or u64 holds"
-    raise OutOfRange(name, shown(beyond), expected, 'np.asarray(x, "f8") makes floats of them')
+        raise BadRequest(name, f"an array of dtype {array.dtype}", "an array of numbers")
+    expected = "whole numbers from -2^63 to 2^64 - 1, the range of i64 and u64"
+    raise OutOfRange(name, shown(beyond), expected, 'np.asarray(x, "f8") converts them to floats')
 
 
 def check_unmasked(name: str, source: object) -> None:
     """Refuse masked elements: NumPy would pass on their numbers as if they were valid."""
     ma: Any = sys.modules.get("numpy.ma")  # imported by NumPy at its first use: without it, there are no masks
     if isinstance(source, getattr(ma, "MaskedArray", ())) and ma.is_masked(source):
-        raise BadRequest(
-            name, "an array with masked elements", "one without", "x.filled(…) puts a number in their place"
-        )
+        raise BadRequest(name, "an array with masked elements", "one without", "x.filled(…) replaces them by a number")
 
 
 def check_fits(name: str, source: object, array: Array, kind: Dtype) -> None:
@@ -347,7 +345,7 @@ def check_fits(name: str, source: object, array: Array, kind: Dtype) -> None:
     limits, low, high = np.iinfo(kind.numpy), array.min().item(), array.max().item()  # Python ints compare exactly
     if low < limits.min or high > limits.max:
         wrong, hint = low if low < limits.min else high, "dev.array(np.asarray(x), dtype) wraps around"
-        raise OutOfRange(name, shown(wrong), f"numbers from {limits.min} to {limits.max}, which {kind} holds", hint)
+        raise OutOfRange(name, shown(wrong), f"numbers from {limits.min} to {limits.max}, the range of {kind}", hint)
 
 
 def convert_array(name: str, array: Array, kind: Dtype) -> Array:
@@ -358,13 +356,15 @@ def convert_array(name: str, array: Array, kind: Dtype) -> Array:
     if array.dtype == kind.numpy:
         return array
     if array.dtype.kind == "c" and not kind.is_complex:
-        raise BadRequest(name, f"complex numbers ({array.dtype})", f"real ones, for {kind}", "take x.real or abs(x)")
+        raise BadRequest(name, f"complex numbers ({array.dtype})", f"real numbers, for {kind}", "use x.real or abs(x)")
     to_int = kind.numpy.kind in "iu" and array.dtype.kind not in "biu"
     with np.errstate(all="ignore", invalid="raise" if to_int else "ignore"):
         try:
             return array.astype(kind.numpy)
         except FloatingPointError:
-            raise BadRequest(name, "numbers that are not finite, or too large", f"what {kind} holds") from None
+            raise BadRequest(
+                name, "numbers that are not finite, or too large", f"numbers that {kind} can represent"
+            ) from None
 
 
 def names_arguments(made: T) -> T:

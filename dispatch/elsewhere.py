@@ -14,13 +14,13 @@ __all__ = ["of_argument", "of_device", "of_module", "of_tensor"]
 OVER_AXES = "dispatch.reduce(x, axes, reduce={!r})"
 NORM = "dispatch.norm_fwd(x, scale, bias, mode={!r})"
 MODULE = {
-    **dict.fromkeys(("array", "asarray", "tensor", "as_tensor"), "a device makes arrays: dispatch.device().array(x)"),
-    **{name: f"a device makes arrays: dispatch.device().{name}(shape, dtype)" for name in ("empty", "zeros")},
-    **{name: f"a device makes arrays: dispatch.device().array(np.{name}(…))" for name in ("arange", "full", "ones")},
+    **dict.fromkeys(("array", "asarray", "tensor", "as_tensor"), "a device creates arrays: dispatch.device().array(x)"),
+    **{name: f"a device creates arrays: dispatch.device().{name}(shape, dtype)" for name in ("empty", "zeros")},
+    **{name: f"a device creates arrays: dispatch.device().array(np.{name}(…))" for name in ("arange", "full", "ones")},
     **dict.fromkeys(("bmm", "gemm", "mm"), "dispatch.matmul(a, b)"),
     **{name: f"dispatch.activation(x, mode={name!r})" for name in ("elu", "relu", "sigmoid", "tanh")},
     "silu": "dispatch.activation(x, mode='swish')",
-    "gelu": "dispatch.matmul(a, b, epilogue='gelu'), behind a product",
+    "gelu": "dispatch.matmul(a, b, epilogue='gelu'), fused with a product",
     "log_softmax": "dispatch.softmax(x, algorithm='log')",
     **dict.fromkeys(("attention", "scaled_dot_product_attention", "sdpa"), "dispatch.sdpa_fwd(q, k, v)"),
     **{name: NORM.format(name) for name in ("batch_norm", "group_norm", "instance_norm", "layer_norm", "rms_norm")},

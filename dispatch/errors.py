@@ -76,7 +76,7 @@ def error_text(error: BaseException, say: Callable[[BaseException], str] = repr)
             text = f"{type(error).__name__}({message.partition(chr(10))[0]!r})"
         return one_line(text.partition("\n")[0], ERROR_CHARS)
     except Exception as worse:  # noqa: BLE001  # a user's class may raise anything
-        return f"a {type(error).__name__} that has no words: {type(worse).__name__}"
+        return f"a {type(error).__name__} that cannot be printed: {type(worse).__name__}"
 
 
 class DispatchError(Exception):
@@ -297,7 +297,7 @@ class Undelivered(DispatchError):
     def __init__(self, exceptions: Sequence[BaseException], more: int = 0) -> None:
         self.exceptions = tuple(exceptions)
         self.more = more  # the number of failures that are not in `exceptions`
-        lines = [f"{len(self.exceptions) + more} failure(s) that no result() or exception() was asked for"]
+        lines = [f"{len(self.exceptions) + more} failure(s) that no result() or exception() call has retrieved"]
         lines += [
             one_line(f"  {type(error).__name__}: {error_text(error, str)}", LINE) for error in self.exceptions[:LISTED]
         ]

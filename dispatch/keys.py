@@ -41,14 +41,14 @@ class Dtype:
     # fmt: on
     # Names that are refused as ambiguous, with a hint: NumPy counts bytes.
     ambiguous: ClassVar[dict[str, str]] = {
-        "f8": "float64 is f64; of 8 bits there are f8e4m3 and f8e5m2",
-        **dict.fromkeys(("fp8", "float8"), "It may mean f8e4m3 (more digits) or f8e5m2 (more range): say which"),
-        "float8_e4m3": "It has infinities; NVIDIA's has none: f8e4m3, which is float8_e4m3fn",
-        "tf32": "It is no type of memory: take f32 with compute='tf32'",
-        **dict.fromkeys(("int16", "uint16"), "No library has it: dev.array(x, 'i32') converts"),
-        **dict.fromkeys(("float96", "float128"), "No library has it: dev.array(x, 'f64') rounds to it"),
-        **dict.fromkeys(("complex192", "complex256"), "No library has it: dev.array(x, 'c128') rounds to it"),
-        "torch.float4_e2m1fn_x2": "Its elements are pairs; f4e2m1 counts single ones",
+        "f8": "float64 is f64; the dtypes of 8 bits are f8e4m3 and f8e5m2",
+        **dict.fromkeys(("fp8", "float8"), "It may mean f8e4m3 (more digits) or f8e5m2 (more range): name one of them"),
+        "float8_e4m3": "It has infinities; NVIDIA's type f8e4m3 (float8_e4m3fn) does not",
+        "tf32": "It is not a storage type: use f32 with compute='tf32'",
+        **dict.fromkeys(("int16", "uint16"), "No library supports it: dev.array(x, 'i32') converts"),
+        **dict.fromkeys(("float96", "float128"), "No library supports it: dev.array(x, 'f64') rounds to f64"),
+        **dict.fromkeys(("complex192", "complex256"), "No library supports it: dev.array(x, 'c128') rounds to c128"),
+        "torch.float4_e2m1fn_x2": "Its elements are pairs; f4e2m1 is the type of single elements",
     }
 
     def __init__(self, name: str, scalar: Any, cuda: int, bits: int = 0) -> None:
@@ -83,9 +83,7 @@ class Dtype:
             pass
         hint = Dtype.hint(spec)
         choices = ", ".join(Dtype.by_name) + (f". {hint}" if hint else "")
-        raise TypeError(
-            f"{spec if isinstance(spec, str) else type(spec)!r} is no dtype of this library; it has {choices}"
-        )
+        raise TypeError(f"{spec if isinstance(spec, str) else type(spec)!r} is not a dtype of this library: {choices}")
 
     @staticmethod
     def hint(spec: object) -> str:
@@ -94,7 +92,7 @@ class Dtype:
             return ""
         text = str(spec).lower()
         if text.startswith((">", "<")):
-            return "Memory here is in this machine's byte order; dev.array(x) converts an array of the other"
+            return "Tensors have this machine's byte order; dev.array(x) converts an array of the other byte order"
         return Dtype.ambiguous.get(text) or Dtype.ambiguous.get(text.rpartition(".")[2], "")
 
     @property
@@ -250,7 +248,8 @@ def _member_spellings(kind: Any) -> dict[str, Any]:
 
 
 def _unknown_text(kind: Any, value: object) -> str:
-    return f"{repr(value)[:60]} is no {kind.__name__}; it has {', '.join(kind.__members__)}{did_you_mean(kind, value)}"
+    members = ", ".join(kind.__members__)
+    return f"{repr(value)[:60]} is not a {kind.__name__}; its members are {members}{did_you_mean(kind, value)}"
 
 
 def _names_with_similar_word(word: str, names: list[str]) -> list[str]:
@@ -388,7 +387,7 @@ class Arch(int):
             return HOST
         digits = text.removeprefix("sm_").rstrip("af")
         if not (digits.isascii() and digits.isdigit() and len(digits) <= LONGEST_ARCH):
-            raise ValueError(f"{spec!r} is no architecture; write it like sm_90, or host")
+            raise ValueError(f"{spec!r} is not an architecture; write it like sm_90, or host")
         return Arch(int(digits))
 
     def __str__(self) -> str:

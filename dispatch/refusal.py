@@ -135,7 +135,7 @@ def _text(needed: Any, _: Any) -> str:
 
 
 def _dtypes(needed: Any, given: Any) -> str:
-    count_note = "" if len(needed) == len(given) else f": a row of this op has {len(given)}, those of `request.dtypes`"
+    count_note = "" if len(needed) == len(given) else f": a row of this op has {len(given)} dtypes, as `request.dtypes`"
     return f"needs dtypes {_listed(needed)}, has {_listed(given)}{count_note}"
 
 

@@ -61,8 +61,8 @@ def check_row(row: Row, case: Case, device: Device, rng: np.random.Generator) ->
         return str(why[0])
     first = next(other for other in TABLE.of(row.op) if other in (row, call.row))
     if (call.row == row) if why else (call.row != first):
-        reasons = "; ".join(map(str, why)) or "nothing against it"
-        raise Mismatch(f"{check.name}: taken by {call.row.name}, and {row.name} says {reasons}")
+        reasons = "; ".join(map(str, why)) or "no reason"
+        raise Mismatch(f"{check.name}: runs on {call.row.name}; {row.name} refuses it: {reasons}")
     changes = any(getattr(check.request, name, None) is not None for name in check.request.updates)
     result = call()
     check.verify(result)

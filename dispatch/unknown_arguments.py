@@ -61,7 +61,7 @@ def refuse_arguments(name: str, made: Any, more: Sequence[Any], unknown: Iterabl
     wrong = next((one for one in unknown if one not in names), None)
     if wrong is not None:
         like = did_you_mean(wrong, names) or "."
-        takes = f" It takes {', '.join(names)}" if names else " It takes none"
+        takes = f" It takes {', '.join(names)}" if names else " It takes no arguments"
         raise TypeError(
             f"{name}() got an unexpected keyword argument {wrong!r}{like}{takes}{_where(name, made)}"
         ) from None
@@ -69,7 +69,7 @@ def refuse_arguments(name: str, made: Any, more: Sequence[Any], unknown: Iterabl
     named = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY]
     most = "at most " if any(one.default is not one.empty for one in placed) else ""
     count = f"{most}{len(placed)} positional argument{'s' * (len(placed) != 1)}"
-    which = f". By their places it takes {', '.join(one.name for one in placed)}" if placed else ""
+    which = f". It takes {', '.join(one.name for one in placed)} by position" if placed else ""
     by_keyword = f"; by keyword only {', '.join(named)}" if named else ""
     raise TypeError(
         f"{name}() takes {count} but {len(placed) + len(more)} were given{which}{by_keyword}{_where(name, made)}"

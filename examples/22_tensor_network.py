@@ -73,7 +73,7 @@ def main() -> int:
     request = dp.EinsumRequest(network.spec, [dev.array(site(1.0))] * count)
     schedule = request.schedule
     print(f"{count} tensors on {dev}: {len(schedule.steps)} contractions, {schedule.flops:,} operations,")
-    print(f"{schedule.largest:,} elements on the way at most, where all spins have 2^{count} states")
+    print(f"{schedule.largest:,} elements of intermediate results at most, where all spins have 2^{count} states")
 
     worst = 0.0
     for coupling in COUPLINGS:

@@ -44,7 +44,7 @@ def fastest_plan(executor: CudaExecutor, request: Request, rows: Sequence[Row], 
             plan = _bound(executor, request, winner, refused)
             if plan is not None:
                 return plan
-    executor.refuse_capture("a request that is to be tuned")
+    executor.refuse_capture("a request with autotune=True")
     plans = [plan for row in rows if row not in refused and (plan := _bound(executor, request, row, refused))]
     if not plans:
         raise Refused("no row binds")

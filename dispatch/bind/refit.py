@@ -41,7 +41,7 @@ def refit(executor: Executor, request: Request, operands: dict[str, Any]) -> Non
     for name, source in operands.items():
         target = read.get(name)
         if target is None:
-            raise BadRequest(name, "no operand that this call reads", f"one of {', '.join(read)}")
+            raise BadRequest(name, "a name that is not an operand of this call", f"one of {', '.join(read)}")
         new = source  # NumPy's arrays must match in dtype and byte order; arrays of other libraries are read first
         if not isinstance(source, (Tensor, np.ndarray)) and framework_of(type(source)) is not None:
             new = Device.read(name, source, executor.device)
@@ -71,17 +71,19 @@ def _check(name: str, target: Tensor, source: Any) -> None:
     if isinstance(source, Tensor):
         target.device.check(source)
         if source.device is not target.device:
-            raise BadRequest(name, f"a tensor on {source.device!r}", f"one on {target.device!r}, or an array")
+            raise BadRequest(name, f"a tensor on {source.device!r}", f"a tensor on {target.device!r}, or an array")
         actual = (source.shape, source.dtype)
     else:
         array = as_array(name, source)
         actual = (array.shape, Dtype.by_numpy.get(array.dtype))  # type: ignore[assignment]  # None: unknown dtype
     if actual != (target.shape, target.dtype):
-        raise BadRequest(name, f"{actual[1]}{list(actual[0])}", f"{target.layout}: a refit changes numbers and no more")
+        raise BadRequest(
+            name, f"{actual[1]}{list(actual[0])}", f"{target.layout}, because a refit changes only the numbers"
+        )
     if target.layout.meets_itself:
-        raise BadRequest(name, f"a view {target.layout}", "memory of its own for every element")
+        raise BadRequest(name, f"a view {target.layout}", "elements that have different addresses")
     if target.layout.readonly:
-        raise BadRequest(name, "read-only memory", "memory that may be written, so that it can be refitted")
+        raise BadRequest(name, "read-only memory", "writable memory, because a refit overwrites it")
 
 
 def _apart(executor: Executor, source: Any, targets: list[Tensor]) -> Any:
@@ -116,7 +118,7 @@ def _copy(target: Tensor, source: Tensor, stream: int) -> None:
         return
     item = target.dtype.itemsize
     if not item:
-        raise BadRequest("refit", str(other), f"packed elements that lie as those of {one}")
+        raise BadRequest("refit", str(other), f"packed elements with the layout of {one}")
     if to[-1] != 1 or of[-1] != 1:  # no line is dense in both: each line is a single element
         shape, to, of = [*shape, 1], [*to, 1], [*of, 1]
     count, width = (shape[-2] if len(shape) > 1 else 1), shape[-1] * item

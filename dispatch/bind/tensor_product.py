@@ -20,7 +20,12 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
     for name, operand in (("a", a), ("b", b)):
         if operand.ndim == 0:
-            raise BadRequest(name, str(operand.layout), "at least one axis", "alpha=… of dispatch.matmul is a factor")
+            raise BadRequest(
+                name,
+                str(operand.layout),
+                "at least one axis",
+                "to multiply by a number, use alpha=… of dispatch.matmul",
+            )
     result: Tensor = matmul(a[None] if a.ndim == 1 else a, b[:, None] if b.ndim == 1 else b)
     if b.ndim == 1:
         result = result[..., 0]

@@ -27,19 +27,22 @@ __all__ = ["add_arguments", "run", "scripts"]
 
 PREFIX = "bench_"
 ON_HOST = (
-    "On the host each benchmark runs a few small cases in NumPy: whether it runs, and what Python itself takes, but not"
-    " how fast kernels are. There are no verdicts, and what needs a GPU says so and measures nothing."
+    "On the host each benchmark runs a few small cases in NumPy. This shows whether it runs and how long Python itself"
+    " takes, but not how fast kernels are. There are no verdicts; a benchmark that needs a GPU says so and"
+    " measures nothing."
 )
-WITHOUT_GPU = f"There is no GPU here that works (`python -m dispatch doctor` says why). {ON_HOST}"
+WITHOUT_GPU = f"No working GPU was found (`python -m dispatch doctor` says why). {ON_HOST}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench`."""
-    names = ", ".join(scripts()) or "none here: they come with the repository"
+    names = ", ".join(scripts()) or "none installed: they come with the repository"
     parser.add_argument("--device", default="auto", help="cuda:0, host, or auto (default): the GPU if there is one")
-    parser.add_argument("--quick", action="store_true", help="few repeats: whether it runs, not how fast")
-    parser.add_argument("--only", action="append", metavar="NAME", help=f"only this one, may be repeated: {names}")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures of all of them to this file")
+    parser.add_argument("--quick", action="store_true", help="few repeats: tests whether it runs, not how fast")
+    parser.add_argument(
+        "--only", action="append", metavar="NAME", help=f"run only this benchmark; may be repeated: {names}"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all results to this file")
 
 
 def scripts() -> dict[str, Path]:
@@ -52,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the selected benchmarks; returns 1 if one fails or if there are none."""
     available = scripts()
     if not available:
-        complain("no benchmarks here: they are in tests/benchmarks of the repository, not in the package")
+        complain("no benchmarks are installed: they are in tests/benchmarks of the repository, not in the package")
         return 1
     selected = [name.removeprefix(PREFIX) for name in options.only or available]
     unknown = [name for name in selected if name not in available]

@@ -29,12 +29,12 @@ __all__ = ["add_arguments", "entries", "kernels", "library_caches", "run"]
 
 PATTERN = "autotune-*.json*"  # including the files that killed processes have left half written
 ACTIONS = {
-    "list": "autotune's findings, compiled kernels, and what libraries keep of their own",
+    "list": "results of autotune, compiled kernels, and the libraries' own caches",
     "clear": "delete them",
-    "path": "the folder they are in",
+    "path": "the folder that contains them",
     "precompile": "compile the kernels of the table's rows now",
     "export": "write the compiled kernels to a pack",
-    "import": "take the kernels of a pack, for machines without NVRTC and headers",
+    "import": "import the kernels of a pack, for machines without NVRTC and headers",
 }
 
 
@@ -86,7 +86,7 @@ def _list(folder: Path, found: list[dict[str, Any]], compiled: list[dict[str, An
         rows = [(e["gpu"], e["library"], e["kind"], str(e["bytes"]), e["state"], e["path"]) for e in own]
         print_aligned([("gpu", "library", "of its own", "bytes", "state", "file"), *rows])
     if not found and not compiled and not own:
-        say(f"{folder} holds nothing yet; requests with autotune=True fill it, and those whose kernels NVRTC compiles")
+        say(f"{folder} is empty; requests with autotune=True and requests whose kernels NVRTC compiles fill it")
 
 
 def _transfer_kernels(options: argparse.Namespace) -> int:
@@ -148,7 +148,7 @@ def library_caches(folder: Path) -> list[dict[str, Any]]:
         stored = Stored.unpack(data)
         facts: dict[str, Any] = {"path": str(path), "bytes": len(data)}
         if stored is None:
-            facts |= {"kind": "?", "gpu": "?", "library": "?", "state": "damaged: ignored, and written anew"}
+            facts |= {"kind": "?", "gpu": "?", "library": "?", "state": "damaged: ignored, and will be rewritten"}
         else:
             facts |= {"kind": stored.kind, "gpu": stored.gpu, "library": stored.library, "state": "good"}
         caches.append(facts)

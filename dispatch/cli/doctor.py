@@ -28,10 +28,10 @@ NEEDED = {  # each with the package to install; cuda-python is only the package 
 OPTIONAL = {"cuda-python": "", "cuda-core": "", "tqdm": "for progress bars of examples", "matplotlib": "for pictures"}
 HANGING_INDENT = 9  # columns before the text about an item
 NO_DRIVER = (
-    "no NVIDIA driver that works was found: install one (https://www.nvidia.com/drivers; in a container, start it with"
-    " its GPUs: docker run --gpus all), or work on the host, which needs none"
+    "no working NVIDIA driver was found: install one (https://www.nvidia.com/drivers; in a container, start it with"
+    " its GPUs: docker run --gpus all), or use the host, which needs no driver"
 )
-NO_GPU = "the driver shows no GPU: look at nvidia-smi and CUDA_VISIBLE_DEVICES, or work on the host"
+NO_GPU = "the driver finds no GPU: check nvidia-smi and CUDA_VISIBLE_DEVICES, or use the host"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -182,7 +182,7 @@ def _print(found: dict[str, Any]) -> None:
     cache = found["cache"]
     contents = f"{cache['files']} files of autotune, {cache['kernels']} compiled kernels"
     say(
-        f"cache    {cache['folder']}, {contents}" + ("" if cache["exists"] else " (made when it is needed)"),
+        f"cache    {cache['folder']}, {contents}" + ("" if cache["exists"] else " (created when it is needed)"),
         hang=HANGING_INDENT,
     )
     for device, outcome in found["works"].items():

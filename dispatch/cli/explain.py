@@ -33,7 +33,7 @@ __all__ = ["add_arguments", "installed", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `explain`: an op, and the options of its requests."""
-    brings = "--import MODULE brings those of yours"
+    brings = "--import MODULE adds your own"
     ops = parser.add_subparsers(dest="op", required=True, metavar="OP", help=brings, parser_class=_OpParser)
     for op in TABLE.ops:
         ops.add_parser(op, help=", ".join(dict.fromkeys(row.library for row in TABLE.of(op)))).op = op
@@ -82,7 +82,7 @@ def _add_op(parser: argparse.ArgumentParser, op: str) -> None:
         parser.add_argument(
             "--shape", type=_argparse_type(operand), action="append", default=[], metavar="8x64[:f16][:rows]",
             help=f"an operand, in the order of the request's fields; extents, dtype and order ({', '.join(ORDERS)}), "
-            "of which any may be left out; may be repeated",
+            "each optional; may be repeated",
         )  # fmt: skip
     parser.add_argument("--arch", type=architecture, help="sm_90, or host (default: this machine's)")
     parser.add_argument("--all", action="store_true", help="show every refusal")

@@ -36,7 +36,7 @@ def watch(interval: float, *, once: bool, as_json: bool) -> int:
                     break
                 time.sleep(interval)
     except LibraryNotFound as error:
-        complain(f"no GPUs to watch: NVML, which comes with NVIDIA's driver, is not here. {error}")
+        complain(f"no GPUs to watch: NVML, which comes with NVIDIA's driver, was not found. {error}")
         return 1
     except CudaError as error:
         complain(f"the GPUs cannot be watched: {error}")
@@ -66,9 +66,9 @@ def _show_processes(now: Reading) -> None:
         say()
         print_aligned([("gpu", "pid", "memory", "process"), *rows], head=True)
     elif now.gpus:
-        say("no process that this user can see computes on them", "dim")
+        say("no process visible to this user computes on them", "dim")
     else:
-        say("the driver knows no GPU", "yellow")
+        say("the driver finds no GPU", "yellow")
 
 
 def _cells(gpu: Gpu) -> tuple[str, ...]:

@@ -77,7 +77,7 @@ class RequestDraft:
         """Add the operands of --shape, in the order of the class."""
         free = [name for name in self.operands if name not in self.specs]
         if len(given) > len(free):
-            raise BadRequest("--shape", f"{len(given)} operands", f"{len(free)} at most: {', '.join(free)}")
+            raise BadRequest("--shape", f"{len(given)} operands", f"at most {len(free)}: {', '.join(free)}")
         self.specs |= dict(zip(free, given, strict=False))
 
     def missing_fields(self) -> list[str]:
@@ -88,7 +88,7 @@ class RequestDraft:
     def expected(self, name: str) -> str:
         """A description of the values that a field takes."""
         field_reader = reader(name, field_types(self.kind)[name])
-        return "what no flag can say" if field_reader is None else field_reader.expected
+        return "a value that no flag can express" if field_reader is None else field_reader.expected
 
     def complete(self) -> dict[str, Spec]:
         """All operands, including defaults for those that were left out."""
@@ -113,7 +113,7 @@ class RequestDraft:
         first = next((self.specs[name].dtype for name in self.required if name in self.specs), None)
         dtype = self.dtype or first
         if dtype is None:
-            raise BadRequest("--dtype", "none", f"that of the operands: one of {', '.join(Dtype.by_name)}")
+            raise BadRequest("--dtype", "none", f"the dtype of the operands: one of {', '.join(Dtype.by_name)}")
         return dtype
 
     def require(
@@ -142,7 +142,7 @@ class RequestDraft:
         """The value of a field, or its default."""
         given = self.values.get(name, self.fields[name].default)
         if given is MISSING:
-            raise BadRequest(f"--{name.replace('_', '-')}", "nothing", f"a {name}, which {self.kind.op} needs")
+            raise BadRequest(f"--{name.replace('_', '-')}", "nothing", f"a {name}, which {self.kind.op} requires")
         return given.kind(**given.values) if isinstance(given, Partial) else given
 
     def tensor(self, name: str) -> Tensor:

@@ -18,7 +18,7 @@ PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 def load(module: str) -> None:
     """Import a module, also from the current folder; DispatchError with the error and its location."""
     if not all(module.split(".")) or module.endswith(".py") or os.sep in module:
-        raise BadRequest("--import", shown(module), "the name of a module, as import takes it")
+        raise BadRequest("--import", shown(module), "the name of a module, as in an import statement")
     folder = os.getcwd()
     if "" not in sys.path and folder not in sys.path:  # as with the console script
         sys.path.append(folder)

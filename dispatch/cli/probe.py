@@ -72,7 +72,11 @@ def find_row(drafts: list[RequestDraft], arch: Arch) -> tuple[Row | None, Any, N
         if nearest is None or far < nearest[0]:
             nearest = far, request
     if nearest is None:
-        raise wrong if wrong is not None else BadRequest("op", "no request", "a class of requests that flags can make")
+        raise (
+            wrong
+            if wrong is not None
+            else BadRequest("op", "no request", "a request class that can be built from flags")
+        )
     return None, None, select.no_row(nearest[1], arch)
 
 

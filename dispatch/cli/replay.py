@@ -35,11 +35,13 @@ MAX_RESTARTS = 1 << 30  # restarts: each fault of the journal costs one
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `replay`."""
-    parser.add_argument("file", metavar="FILE", help="what Supervisor(journal=FILE) wrote")
-    parser.add_argument("--device", help="host or cuda:N (default: the journal's, or host where that is not here)")
-    parser.add_argument("--seed", type=int, default=0, help="of the random data (default: 0)")
+    parser.add_argument("file", metavar="FILE", help="the file that Supervisor(journal=FILE) wrote")
     parser.add_argument(
-        "--setup", action="append", default=[], metavar="MODULE", help="import it for its requests and rows"
+        "--device", help="host or cuda:N (default: the journal's, or host if this machine does not have it)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random data (default: 0)")
+    parser.add_argument(
+        "--setup", action="append", default=[], metavar="MODULE", help="import this module for its requests and rows"
     )
     parser.add_argument("--json", action="store_true", help="print one object")
 
@@ -52,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
         header, lines = read(options.file)
         for module in options.setup:
             if not all(module.split(".")):
-                raise BadRequest("--setup", shown(module), "the name of a module, as import takes it")
+                raise BadRequest("--setup", shown(module), "the name of a module, as in an import statement")
             importlib.import_module(module)
     except OSError as error:
         complain(f"{options.file} cannot be read: {error.strerror or error}")
@@ -85,9 +87,9 @@ def _print_report(report: Json) -> None:
     if report["skipped"]:
         say(f"  {report['skipped']} were cancelled or never started: not run")
     if report["unknown"]:
-        say(f"  {report['unknown']} had not ended when the journal did: not run")
+        say(f"  {report['unknown']} had not completed at the end of the journal: not run")
     if report["unreadable"]:
-        say(f"  {report['unreadable']} cannot be rebuilt, the first because of {report['why']}")
+        say(f"  {report['unreadable']} cannot be rebuilt; reason of the first: {report['why']}")
     difference = report["difference"]
     if difference is None:
         say("no difference in outcome")

@@ -221,7 +221,7 @@ SIMPLE: dict[type[Any], Reader] = {
     evt.Node: Reader(lambda text: evaluate(text, EVT), "an epilogue tree like relu(accumulator() + row('bias'))"),
     Tensor: Reader(Spec.read, "an operand like 8x64:f16:rows"),
     Ranks: Reader(
-        lambda text: placeholder_communicator(int(text)), "how many ranks there are, of which this is the first"
+        lambda text: placeholder_communicator(int(text)), "the number of ranks; the request is that of rank 0"
     ),
 }
 

@@ -50,7 +50,9 @@ def architecture(text: str) -> Arch:
 def run(options: argparse.Namespace) -> int:
     """Print the selected rows; returns 1 if there are none, 2 for an unknown op."""
     if options.op is not None and options.op not in TABLE.ops:
-        complain(f"the table has no op {options.op!r}; it has {', '.join(TABLE.ops)}; --import MODULE brings yours")
+        complain(
+            f"the table has no op {options.op!r}; its ops are {', '.join(TABLE.ops)}; --import MODULE adds your own"
+        )
         return 2
     rows = [row for row in TABLE if options.op in (None, row.op) and (options.arch is None or row.on(options.arch))]
     if options.json:
@@ -58,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
     elif rows:
         _print(rows)
     if not rows:
-        complain(f"no row of the table is for {options.arch}")
+        complain(f"no row of the table runs on {options.arch}")
     return 0 if rows else 1
 
 

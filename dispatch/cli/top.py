@@ -30,10 +30,16 @@ UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `top`."""
-    parser.add_argument("pid", type=int, nargs="?", metavar="PID", help="a process of this user; without, the GPUs")
-    parser.add_argument("--interval", type=float, default=1.0, help="seconds between looks (default: 1)")
-    parser.add_argument("--once", action="store_true", help="print one view; of a process after two looks")
-    parser.add_argument("--json", action="store_true", help="print one object for each look instead of the view")
+    parser.add_argument(
+        "pid",
+        type=int,
+        nargs="?",
+        metavar="PID",
+        help="show the supervisors of this process, which must be this user's; without it, show the GPUs",
+    )
+    parser.add_argument("--interval", type=float, default=1.0, help="seconds between updates (default: 1)")
+    parser.add_argument("--once", action="store_true", help="print one view and exit; for a process after two updates")
+    parser.add_argument("--json", action="store_true", help="print one object for each update instead of the view")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -64,9 +70,12 @@ def run(options: argparse.Namespace) -> int:
 
 def _report_no_supervisor(pid: int, *, seen: bool) -> int:
     if seen:
-        say(f"process {pid} has no supervisor any more")
+        say(f"process {pid} no longer has a supervisor")
         return 0
-    complain(f"process {pid} has no supervisor that answers: it is gone, has none open, or is another user's")
+    complain(
+        f"process {pid} has no supervisor that answers: the process has ended, has none open, or belongs to"
+        " another user"
+    )
     return 1
 
 

@@ -80,7 +80,7 @@ def gaps_left_open(request: Any, first: str) -> str:
     layout = request.layout_of(first)
     if request.out is not None or gapless(layout):
         return ""
-    return f"needs {first} without gaps where out is left open, has {layout}: copy it with {first}.copy()"
+    return f"needs {first} without gaps unless out is passed, has {layout}: copy it with {first}.copy()"
 
 
 def describable(*layouts: Layout) -> str:
@@ -95,7 +95,7 @@ def describable(*layouts: Layout) -> str:
             return f"needs {layout.dtype} at multiples of {layout.dtype.itemsize} bytes, has {layout.alignment}"
         strides = [step for extent, step in zip(layout.shape, layout.strides, strict=True) if extent > 1]
         if min(strides, default=1) < 1:
-            return f"needs strides above 0, has {layout}: copy it with dev.array(x)"
+            return f"needs positive strides, has {layout}: copy it with dev.array(x)"
         if max((layout.size, *layout.shape, *strides), default=0) > LIMIT:
             return f"needs extents, strides and sizes up to {LIMIT}, has {layout}"
     return ""

@@ -135,11 +135,13 @@ class Communicator(ABC):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is not None:
-            self.fail(CollectiveError(f"{self!r} was left by {type(error).__name__}"))
+            self.fail(CollectiveError(f"the block of {self!r} ended with {type(error).__name__}"))
         self.close()
 
     def __reduce_ex__(self, _protocol: object) -> NoReturn:
-        raise TypeError(f"a {type(self).__name__} is of this process alone: each rank makes its own")
+        raise TypeError(
+            f"a {type(self).__name__} belongs to this process and cannot be pickled: each rank creates its own"
+        )
 
     def __repr__(self) -> str:
         of = f"rank {self.rank} of {self.size} on {self.device}"

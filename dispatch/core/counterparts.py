@@ -19,8 +19,13 @@ __all__ = ["state_of", "unnamed"]
 
 
 def unnamed() -> Any:
-    """Raise BadRequest; in a child process it replaces a function that does not pickle, and on a GPU every function."""
-    raise BadRequest("numpy", "a function that does not pickle", "one of a module, for a child process", "no lambda")
+    """Raise BadRequest; it replaces a function that cannot be pickled in a child process, and any function on a GPU."""
+    raise BadRequest(
+        "numpy",
+        "a function that cannot be pickled",
+        "a function that a child process can import from a module",
+        "no lambda",
+    )
 
 
 def state_of(operator: Any, missing: Callable[..., Any] = unnamed) -> dict[str, Any]:

@@ -82,7 +82,7 @@ class FactorRequest(OperandRequest[R_co]):
             if value is not None or name != "beta" or not may_add:
                 check_factor(name, value, may_be_complex=is_complex and name not in self.real)
         if "beta" in self.numbers and may_add and not self.has_added and self.factor("beta") != 0:
-            hint = f"to add to it in place give {self.added}=x, out=x"
+            hint = f"to add to x in place, pass {self.added}=x and out=x"
             raise BadRequest("beta", shown(getattr(self, "beta", None)), f"0 without {self.added}", hint)
 
     def attributes(self) -> tuple[Any, ...]:

@@ -93,15 +93,14 @@ class NumpyPlan(Plan):
     def _check_names(self, request: Any, results: Any, outputs: Operands) -> None:
         """Raise BadRow unless the formula returned a dict with exactly the outputs to be written."""
         if not isinstance(results, dict):
-            raise BadRow(
-                f"{self.row.name}: its formula gave {shown(results)}; expected a dict of outputs by their names"
-            )
+            raise BadRow(f"{self.row.name}: its formula returned {shown(results)}; expected a dict of outputs by name")
         for name in results:
             if name not in outputs and not hasattr(request, name):
-                raise BadRow(f"{self.row.name}: its formula gave {name!r}; expected {', '.join(outputs)} alone")
+                raise BadRow(f"{self.row.name}: its formula returned {name!r}; expected only {', '.join(outputs)}")
         if missing := [name for name in outputs if name not in results]:
             raise BadRow(
-                f"{self.row.name}: its formula gave {', '.join(results) or 'nothing'}; expected {missing[0]}, too"
+                f"{self.row.name}: its formula returned {', '.join(results) or 'no output'}; expected {missing[0]}"
+                " as well"
             )
 
     def _checked(self, name: str, given: Any, target: Tensor) -> Array:
@@ -110,13 +109,15 @@ class NumpyPlan(Plan):
         BadRow unless it is an array of the output's shape, or a flat one of as many elements, and real if the output
         is.
         """
-        message = f"{self.row.name}: its formula gave {name}"
+        message = f"{self.row.name}: its formula returned {name}"
         if not isinstance(given, (np.ndarray, np.generic)):
             raise BadRow(f"{message} as {shown(given)}; expected an array")
         array: Array = np.asarray(given)
         shape = array.shape
         if array.dtype.kind == "c" and not target.dtype.is_complex:
-            raise BadRow(f"{message} in {array.dtype}; expected real numbers, as {name} is {target.dtype}: take .real")
+            raise BadRow(
+                f"{message} in {array.dtype}; expected real numbers, because {name} is {target.dtype}: return .real"
+            )
         if shape == target.shape or (len(shape) == 1 and shape[0] == target.size):
             return array
         if [extent for extent in shape if extent != 1] != [extent for extent in target.shape if extent != 1]:

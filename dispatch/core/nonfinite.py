@@ -18,48 +18,53 @@ if TYPE_CHECKING:
 
 __all__ = ["ENGINE", "IEEE", "NONE", "SPREAD", "TO_NAN", "stated"]
 
-IEEE = "as IEEE 754 has them"
-ENGINE = "reach what reads them alone; what they make there is the engine's choice"
-NONE = "whole numbers have none"
+IEEE = "follow IEEE 754"
+ENGINE = "affect only the results that read them; which value results depends on the engine"
+NONE = "integers have none"
 
 SATURATED = f"{IEEE}; an infinite result is the largest number"
-MASK = f"{IEEE}; the bit of NaN in a mask of ReLU is the kernel's choice, as is NaN times an alpha of 0"
-UNREAD = "not read: what lies behind a sequence's end, and the state's weights in a direction's first step without hx"
+MASK = f"{IEEE}; the bit of NaN in a mask of ReLU depends on the kernel, as does NaN times an alpha of 0"
+UNREAD = (
+    "elements after a sequence's end are not read, nor are the state's weights in a direction's first step without hx"
+)
 TO_NAN = "an infinity may become NaN"
-UNSCALED = f"{IEEE}; not read where the factor is 0"
-FACTOR_0 = "what is added is not read where beta is 0; NaN times an alpha of 0 is the library's choice"
-SPREAD = "reach at least what reads them; an infinity may become NaN, as infinity minus infinity does"
-BESIDE = "zeros beside a triangle or band, and a factor of 0, are multiplied, or not"
+UNSCALED = f"{IEEE}; an operand whose factor is 0 is not read"
+FACTOR_0 = "the added operand is not read where beta is 0; NaN times an alpha of 0 depends on the library"
+SPREAD = "affect at least the results that read them; an infinity may become NaN, as in infinity minus infinity"
+BESIDE = "zeros outside of a triangle or band, and a factor of 0, may be multiplied or skipped"
 OF_BAND = f"{SPREAD}; {BESIDE}"
 OTHER_TRIANGLE = f"{SPREAD}; not read in the other triangle; {BESIDE}"
-TOO_LARGE = "none is read, for parameters are finite; a result too large for the dtype is infinite"
-OPERATORS = "as the operators have them, of which those that compare may pass over NaN"
-LOWEST = f"{IEEE}; MAX of -inf alone is the lowest finite number"
+TOO_LARGE = "none is read, because parameters are finite; a result too large for the dtype is infinite"
+OPERATORS = "follow the operators, of which comparisons may ignore NaN"
+LOWEST = f"{IEEE}; MAX of only -inf is the lowest finite number"
+
+RELU_GRADIENT = "the gradient of an element that ReLU sets to 0 is 0, whatever it was"
+FAILED_IS_NAN = f"{SPREAD}; with a status above 0 the whole matrix is NaN"
 
 # fmt: off
 STATEMENTS = {
     "matmul":          MASK,
     "grouped_matmul":  IEEE,
-    "conv_fwd":        f"{ENGINE}: 0 for -inf (f16), NaN for 0 times infinity at the padding or not",
-    "conv_bwd_data":   f"{ENGINE}: NaN for 0 times infinity at the padding or not",
+    "conv_fwd":        f"{ENGINE}: 0 for -inf (f16); 0 times infinity at the padding may give NaN",
+    "conv_bwd_data":   f"{ENGINE}: 0 times infinity at the padding may give NaN",
     "conv_bwd_filter": f"{ENGINE}: NaN for infinity (f32), or for 0 times infinity at the padding",
-    "sdpa_fwd":        f"{IEEE}; 0 where a query sees nothing; V is read where a mask hides it, or not",
+    "sdpa_fwd":        f"{IEEE}; 0 where a query attends to no key; masked elements of V may be read",
     "sdpa_bwd":        f"{ENGINE}: an infinite O or dO gives infinity or NaN",
     "norm_fwd":        f"{IEEE}; the inverse variance of infinity is NaN or 0",
     "norm_bwd":        f"{IEEE}; {TO_NAN}",
-    "cudnn_graph":     f"{ENGINE}: MAX, MIN and reductions by them pass over NaN",
-    "softmax":         f"{IEEE}; a row of -inf alone gives NaN or 0 (LOG: -inf)",
+    "cudnn_graph":     f"{ENGINE}: MAX, MIN and reductions with them ignore NaN",
+    "softmax":         f"{IEEE}; a row of only -inf gives NaN or 0 (LOG: -inf)",
     "softmax_bwd":     IEEE,
     "activation":      IEEE,
-    "activation_bwd":  f"{IEEE}; what ReLU drops is 0, whatever it was",
+    "activation_bwd":  f"{IEEE}; {RELU_GRADIENT}",
     "pooling":         LOWEST,
-    "pooling_bwd":     f"{IEEE}; the gradient of MAX of -inf alone goes to the first element or nowhere",
-    "reduce":          f"{LOWEST}, MIN of inf the largest, and their index is none",
+    "pooling_bwd":     f"{IEEE}; the gradient of MAX of only -inf goes to the first element or to none",
+    "reduce":          f"{LOWEST}, MIN of inf the largest, and their index is undefined",
     "dropout_states":  NONE,
-    "dropout":         f"{IEEE}; what is dropped is 0, whatever it was",
-    "dropout_bwd":     f"{IEEE}; what is dropped is 0, whatever it was",
+    "dropout":         f"{IEEE}; a dropped element is 0, whatever it was",
+    "dropout_bwd":     f"{IEEE}; a dropped element is 0, whatever it was",
     "rnn":             f"{IEEE}; {UNREAD}",
-    "rnn_bwd_data":    f"{IEEE}; what ReLU drops is 0, whatever it was; {TO_NAN}; {UNREAD}",
+    "rnn_bwd_data":    f"{IEEE}; {RELU_GRADIENT}; {TO_NAN}; {UNREAD}",
     "rnn_bwd_weights": f"{IEEE}; {TO_NAN}; {UNREAD}",
     **dict.fromkeys(("symm", "hemm", "syrk", "herk", "syr2k", "her2k", "syrkx", "herkx"), OTHER_TRIANGLE),
     **dict.fromkeys(("trmm", "trsm", "symv", "hemv", "sbmv", "hbmv", "spmv", "hpmv"), OTHER_TRIANGLE),
@@ -71,31 +76,31 @@ STATEMENTS = {
     **dict.fromkeys(("copy", "swap"), IEEE),
     **dict.fromkeys(("rot", "rotm"), f"{IEEE}; {TO_NAN}"),
     "rotg":            SPREAD,
-    "rotmg":           f"{ENGINE}; the flag, and what follows from it, may pass over NaN",
+    "rotmg":           f"{ENGINE}; the flag, and what depends on it, may ignore NaN",
     **dict.fromkeys(("gemv", "ger", "geru", "gerc"), f"{UNSCALED}; {TO_NAN}"),
     "gbmv":            OF_BAND,
     **dict.fromkeys(("contract", "contract_trinary", "reduce_modes"), f"{UNSCALED}; {TO_NAN}"),
-    "contract_block_sparse": f"{UNSCALED}; {TO_NAN}; those between blocks are not read",
+    "contract_block_sparse": f"{UNSCALED}; {TO_NAN}; elements between blocks are not read",
     "permute":         UNSCALED,
     "einsum":          f"{IEEE}; {TO_NAN}",
-    **dict.fromkeys(("elementwise_binary", "elementwise_trinary"), f"{UNSCALED}; MAX and MIN may pass over NaN"),
+    **dict.fromkeys(("elementwise_binary", "elementwise_trinary"), f"{UNSCALED}; MAX and MIN may ignore NaN"),
     "geam":            UNSCALED,
     "dgmm":            IEEE,
-    "cholesky":        f"{SPREAD}; a status above 0 makes all of a matrix NaN",
+    "cholesky":        FAILED_IS_NAN,
     "cho_solve":       SPREAD,
-    "lu_factor":       f"{SPREAD}; pivots may pass over NaN",
+    "lu_factor":       f"{SPREAD}; pivoting may ignore NaN",
     "lu_solve":        SPREAD,
-    "solve":           f"{SPREAD}; a status above 0 makes all of a matrix NaN",
+    "solve":           FAILED_IS_NAN,
     "qr":              SPREAD,
     **dict.fromkeys(("qr_multiply", "orgqr", "ormqr"), SPREAD),
-    "ldl":             "stay in the factors at least; pivots may pass over NaN, which the status may tell",
+    "ldl":             "remain at least in the factors; pivoting may ignore NaN, and the status may report it",
     "ldl_solve":       SPREAD,
-    "eigh":            f"{SPREAD}; a status above 0 makes all of a matrix NaN",
-    **dict.fromkeys(("refined_solve", "refined_lstsq"), f"{SPREAD}; a status above 0 makes all of a matrix NaN"),
-    **dict.fromkeys(("eig", "randomized_svd"), f"{SPREAD}; a status above 0 makes all of a matrix NaN"),
-    "generalized_eigh": f"{SPREAD}; a status above 0 makes all of a matrix NaN",
-    "svd":             f"{SPREAD}; a status above 0 makes all of a matrix NaN",
-    **dict.fromkeys(("inv", "pinv", "polar", "lstsq", "expm"), f"{SPREAD}; a status above 0 makes all of a matrix NaN"),
+    "eigh":            FAILED_IS_NAN,
+    **dict.fromkeys(("refined_solve", "refined_lstsq"), FAILED_IS_NAN),
+    **dict.fromkeys(("eig", "randomized_svd"), FAILED_IS_NAN),
+    "generalized_eigh": FAILED_IS_NAN,
+    "svd":             FAILED_IS_NAN,
+    **dict.fromkeys(("inv", "pinv", "polar", "lstsq", "expm"), FAILED_IS_NAN),
     **dict.fromkeys(("det", "slogdet", "matrix_norm"), SPREAD),
     "matrix_rank":     NONE,  # a status says which matrices did not converge
     **dict.fromkeys(("dft", "half_dft", "dct", "dst"), SPREAD),
@@ -103,34 +108,34 @@ STATEMENTS = {
     **dict.fromkeys(("sparse_mv", "spmm", "spmm_batched"), f"{IEEE}; {FACTOR_0}; {TO_NAN}"),
     **dict.fromkeys(("sddmm", "sddmm_batched", "sparse_axpby"), f"{UNSCALED}; {TO_NAN}"),
     "spmm_op":         OPERATORS,
-    "spmv_op":         f"{UNSCALED}; {TO_NAN}, and what an epilogue makes of them",
+    "spmv_op":         f"{UNSCALED}; {TO_NAN}, and results of the epilogue",
     **dict.fromkeys(("sell_mv", "blocked_ell_mm"), f"{UNSCALED}; {TO_NAN}"),
     **dict.fromkeys(("gtsv", "gpsv"), SPREAD),
-    **dict.fromkeys(("ilu0", "ic0"), f"{SPREAD}; a status above 0 makes all of them NaN"),
-    "block_jacobi":    f"{SPREAD}; a block with one is told by the status, and all of its inverse is NaN",
-    **dict.fromkeys(("spsolve", "spsolve_batched"), f"{SPREAD}; a status other than 0 may make x any"),
-    **dict.fromkeys(("cg", "bicgstab", "gmres", "minres"), f"{SPREAD}; a status of -2 makes all of x NaN"),
+    **dict.fromkeys(("ilu0", "ic0"), f"{SPREAD}; with a status above 0 all of them are NaN"),
+    "block_jacobi":    f"{SPREAD}; the status names a block that contains one, and its whole inverse is NaN",
+    **dict.fromkeys(("spsolve", "spsolve_batched"), f"{SPREAD}; with a status other than 0, x is undefined"),
+    **dict.fromkeys(("cg", "bicgstab", "gmres", "minres"), f"{SPREAD}; with a status of -2 all of x is NaN"),
     **dict.fromkeys(("spsv", "spsm"), f"{SPREAD}; the other triangle is not read"),
     "spgemm":          f"{IEEE}; {TO_NAN}",
     **dict.fromkeys(("sparse_to_dense", "csr2csc", "sparse_sort", "sparse_gather", "sparse_scatter"), IEEE),
     **dict.fromkeys(("csr2bsr", "bsr2csr"), IEEE),
     **dict.fromkeys(("spvv", "sparse_rot"), f"{IEEE}; {TO_NAN}"),
-    "dense_to_sparse": "are elements as others",
-    "prune_to_csr":    "infinities stay, above any threshold; NaN is left out",
+    "dense_to_sparse": "are treated like other elements",
+    "prune_to_csr":    "infinities are kept, because they exceed any threshold; NaN is dropped",
     **dict.fromkeys(("spgemm_nnz", "sparse_check", "dense_nnz", "prune_nnz", "coo2csr", "csr2coo"), NONE),
     "csr2bsr_nnz":     NONE,
-    "prune_2_4":       f"{ENGINE}: what stays of a group may pass over NaN",
+    "prune_2_4":       f"{ENGINE}: the choice of the elements that are kept may ignore NaN",
     "check_2_4":       NONE,
     "compress_2_4":    NONE,
-    "matmul_2_4":      f"{ENGINE}: those of B are not multiplied by what was pruned",
-    **dict.fromkeys(("all_reduce", "reduce_to", "reduce_scatter"), f"{IEEE}; MAX and MIN may pass over NaN"),
+    "matmul_2_4":      f"{ENGINE}: those of B are not multiplied by pruned elements",
+    **dict.fromkeys(("all_reduce", "reduce_to", "reduce_scatter"), f"{IEEE}; MAX and MIN may ignore NaN"),
     **dict.fromkeys(("broadcast", "all_gather", "all_to_all", "gather", "scatter", "send", "recv", "sendrecv"), IEEE),
     "barrier":         NONE,
-    "ctc_loss":        f"{IEEE}; a logit of -inf has no gradient, and where the loss is infinite it may be any",
+    "ctc_loss":        f"{IEEE}; a logit of -inf has no gradient; the gradient of an infinite loss is undefined",
     "rope":            IEEE,
-    "attention_merge": f"{IEEE}; what has a statistic of -inf is not read",
+    "attention_merge": f"{IEEE}; a part whose statistic is -inf is not read",
     "gated_activation":     IEEE,
-    "gated_activation_bwd": f"{IEEE}; what ReLU drops is 0, whatever it was",
+    "gated_activation_bwd": f"{IEEE}; {RELU_GRADIENT}",
     **dict.fromkeys(("random_bits", "random_poisson", "random_integers", "random_binomial"), NONE),
     **dict.fromkeys(("random_permutation", "random_choice", "random_multinomial"), NONE),
     **dict.fromkeys(("random_gamma", "random_beta", "random_truncated_normal"), TOO_LARGE),

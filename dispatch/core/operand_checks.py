@@ -42,11 +42,11 @@ def each(name: str, value: Any, rank: int, low: int) -> Shape:
 def check_probability(name: str, p: object) -> None:
     """BadRequest unless a number is a probability below 1."""
     if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0 <= p < 1:
-        raise BadRequest(name, repr(p), "a number from 0 to below 1")
+        raise BadRequest(name, repr(p), "a number p with 0 <= p < 1")
 
 
 def check_array(
-    name: str, given: object, hint: str = "dispatch.device().array(x) makes a tensor of numbers"
+    name: str, given: object, hint: str = "dispatch.device().array(x) makes a tensor of an array"
 ) -> Framework | None:
     """The library that an operand belongs to, None for a Tensor of ours; BadType for anything else."""
     framework = framework_of(type(given))
@@ -83,13 +83,15 @@ def check_opaque(name: str, tensor: Tensor, wanted: int | None, alignment: int, 
     if (layout.shape, layout.dtype) != (shape, U8) or not layout.is_contiguous:
         raise BadRequest(name, str(layout), f"dense u8[{'…' if wanted is None else wanted}]", hint)
     if layout.size and layout.alignment < alignment:
-        raise BadRequest(name, f"an address at a multiple of {layout.alignment} bytes", f"one of {alignment}", hint)
+        raise BadRequest(
+            name, f"an address that is a multiple of {layout.alignment} bytes", f"one of {alignment}", hint
+        )
 
 
 def check_image(name: str, tensor: Tensor, low: int, high: int) -> None:
     """BadRequest unless a tensor has the axes images, channels and `low` to `high` spatial axes."""
     if not low <= tensor.ndim - 2 <= high:
-        expected, hint = f"(images, channels, space…) with {low} to {high} axes of space", "x[None] adds an axis"
+        expected, hint = f"(images, channels, spatial…) with {low} to {high} spatial axes", "x[None] adds an axis"
         raise BadRequest(name, str(tensor.layout), expected, hint)
 
 
@@ -107,8 +109,8 @@ def check_writable(name: str, tensor: Tensor) -> None:
     if tensor.layout.readonly:
         storage = tensor.storage
         if isinstance(storage, ForeignStorage) and storage.framework.readonly:
-            array, hint = f"an array of {storage.framework.name}, read-only", f"leave {name}=None, and one is made"
-            raise BadRequest(name, array, "memory that may be written", hint)
-        raise BadRequest(name, "read-only memory", "memory that may be written", "copy it: dev.array(x)")
+            array, hint = f"an array of {storage.framework.name}, read-only", f"with {name}=None an array is allocated"
+            raise BadRequest(name, array, "writable memory", hint)
+        raise BadRequest(name, "read-only memory", "writable memory", "copy it: dev.array(x)")
     if tensor.layout.meets_itself:
-        raise BadRequest(name, f"a view {tensor.layout}", "memory of its own for every element")
+        raise BadRequest(name, f"a view {tensor.layout}", "elements that have different addresses")

@@ -182,7 +182,7 @@ class OperandRequest(Request[R_co]):
         for name in self._outputs:
             if name not in self.writes:
                 allowed = ", ".join(self.writes)
-                raise BadRequestClass(f"{type(self).__name__}: outputs() gives {name}, where writes has {allowed}")
+                raise BadRequestClass(f"{type(self).__name__}: outputs() returns {name}; writes contains {allowed}")
         open_ones = {name: self._sized(name) for name in self._outputs if getattr(self, name) is None}
         return {name: (output.shape, output.strides, output.dtype) for name, output in open_ones.items()}
 
@@ -266,7 +266,7 @@ class OperandRequest(Request[R_co]):
         for name in self.writes:
             tensor = getattr(self, name)
             if tensor is not None and name not in outputs:
-                raise BadRequest(name, str(tensor.layout), f"none: this {self.op} has no {name}")
+                raise BadRequest(name, str(tensor.layout), f"None: this {self.op} has no {name}")
             if tensor is None:
                 continue
             unknown = UNSIZED in outputs[name].shape  # it is checked when the plan is bound

@@ -340,7 +340,7 @@ def as_requests(requests: Iterable[Request[R_co]]) -> list[Request[R_co]]:
     if isinstance(requests, Request) or not hasattr(requests, "__iter__"):
         kind = type(requests).__name__
         is_one = isinstance(requests, Request)
-        text = f"one {kind}: pass a list, [request]" if is_one else f"{kind}; expected a list of requests"
+        text = f"one {kind}; expected a list: [request]" if is_one else f"{kind}; expected a list of requests"
         raise TypeError(f"requests: got {text}")
     return list(requests)
 

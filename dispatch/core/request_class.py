@@ -36,7 +36,9 @@ def check_class_body(kind: Any) -> None:
     for name, annotation in vars(kind).get("__annotations__", {}).items():
         if name in CONSTANTS and "ClassVar" not in str(annotation):
             declaration = f"{name}: ClassVar[{str(annotation).removeprefix('typing.')}]"
-            raise BadRequestClass(f"{kind.__name__} has {name} as a field, not as a constant: write {declaration}")
+            raise BadRequestClass(
+                f"{kind.__name__} has {name} as a field instead of a class variable: write {declaration}"
+            )
 
 
 @cache
@@ -50,34 +52,36 @@ def check_request_class(kind: Any) -> None:
 def check_outputs(request: Any, made: Any) -> None:
     """Raise BadRequestClass unless `outputs()` has returned outputs by name whose elements do not share memory."""
     name = type(request).__name__
-    remedy = "return {'out': dispatch.Output(shape, strides in elements, dtype)}, without outputs that are not made"
+    remedy = (
+        "return {'out': dispatch.Output(shape, strides in elements, dtype)}, without the outputs that are not allocated"
+    )
     if not isinstance(made, dict):
-        raise BadRequestClass(f"{name}: outputs() gives {made!r:.80}: {remedy}")
+        raise BadRequestClass(f"{name}: outputs() returns {made!r:.80}: {remedy}")
     for key, output in made.items():
         problem = _problem_of_output(request.device, output)
         if problem:
-            raise BadRequestClass(f"{name}: outputs() gives {key!r} as {output!r:.80}, {problem}: {remedy}")
+            raise BadRequestClass(f"{name}: outputs() returns {output!r:.80} for {key!r}, {problem}: {remedy}")
 
 
 def _problem_of_output(device: Any, output: Any) -> str:
     if not (isinstance(output, tuple) and hasattr(output, "strides")):
-        return "which is no dispatch.Output"
+        return "which is not a dispatch.Output"
     shape, strides, dtype = output
     for kind, counts in (("shape", shape), ("strides", strides)):
         if type(counts) is not tuple or not all(type(count) is int for count in counts):
-            return f"whose {kind} is no tuple of int"
+            return f"whose {kind} is not a tuple of int"
     if type(dtype) is not Dtype:
-        return "whose dtype is none of dispatch.keys"
+        return "whose dtype is not one of dispatch.keys"
     if len(shape) != len(strides):
         return f"which has {len(shape)} extents and {len(strides)} strides"
     if UNSIZED in shape:
         return ""
     if any(extent < 0 for extent in shape):
-        return "which has an extent below 0"
+        return "which has a negative extent"
     if any(stride < 0 for stride, extent in zip(strides, shape, strict=True) if extent > 1):
-        return "which has a stride below 0"
+        return "which has a negative stride"
     if device.layout(dtype, shape, strides, 256).meets_itself:
-        return "of whose elements several share memory"
+        return "some of whose elements share an address"
     return ""
 
 
@@ -92,18 +96,21 @@ def _lacks(kind: Any) -> Iterator[tuple[str, str]]:
         yield from _lacks_as_names(kind, name)
     for pair in kind.in_place:
         if len(pair) != 2 or pair[0] not in kind.writes or pair[1] not in kind.reads:
-            yield f"has {pair!r} in in_place", "write pairs of an output and an input that may be one view of memory"
+            yield f"has {pair!r} in in_place", "write pairs of an output and an input that may share the same memory"
     yield from _lacks_as_fields(kind)
     if len(kind.writes) > 1 and kind.outputs is _first_of(kind, "outputs"):
         remedy = f"return {{{', '.join(f'{name!r}: Output(shape, strides, dtype)' for name in kind.writes)}}} there"
-        yield f"has {len(kind.writes)} outputs and no outputs()", f"{remedy}, without those that are not made"
+        yield (
+            f"has {len(kind.writes)} outputs but does not define outputs()",
+            f"{remedy}, without those that are not allocated",
+        )
 
 
 def _lacks_as_class(kind: Any) -> Iterator[tuple[str, str]]:
     if not isinstance(kind, type) or not issubclass(kind, Request):
-        yield "is no class that derives from OperandRequest", "write class MyRequest(dispatch.OperandRequest)"
+        yield "is not a class that derives from OperandRequest", "write class MyRequest(dispatch.OperandRequest)"
     if not isinstance(getattr(kind, "op", None), str):
-        yield "has no op", 'write op: ClassVar[str] = "name", by which rows name it'
+        yield "has no op", 'write op: ClassVar[str] = "name", the name that rows use'
     if hasattr(kind, "in_place") and not hasattr(kind, "reads"):
         yield "has no reads", 'write reads: ClassVar[tuple[str, ...]] = ("x",) with the fields that are inputs'
     for name in sorted(getattr(kind, "__abstractmethods__", ())):
@@ -114,25 +121,25 @@ def _lacks_as_dataclass(kind: Any) -> Iterator[tuple[str, str]]:
     annotations = vars(kind).get("__annotations__", {})
     new_fields = [name for name, text in annotations.items() if "ClassVar" not in str(text)]
     if not is_dataclass(kind) or (new_fields and "__dataclass_params__" not in vars(kind)):
-        yield "is no dataclass", f"put {DECORATOR} above it"
+        yield "is not a dataclass", f"put {DECORATOR} above it"
     for field in fields(kind):
         if field.default_factory is not MISSING:
             yield f"has a default_factory for {field.name}", "give it a default that is a value: None, or a tuple"
     options: Any = kind.__dataclass_params__
     if not options.frozen:
-        yield "is not frozen, though what is learnt of a request stands for it as it was", f"put {DECORATOR} above it"
+        yield "is not frozen, although plans are cached by the values of its fields", f"put {DECORATOR} above it"
     if options.eq:
-        yield "compares its fields, which tensors do not allow", f"put {DECORATOR} above it"
+        yield "compares its fields, but tensors cannot be compared", f"put {DECORATOR} above it"
 
 
 def _lacks_as_names(kind: Any, name: str) -> Iterator[tuple[str, str]]:
     names, field_names = getattr(kind, name), [field.name for field in fields(kind)]
     if not isinstance(names, tuple):
         first = names if isinstance(names, str) else "x"
-        yield f"has {name} = {names!r}, which is no tuple", f'write ("{first}",)'
+        yield f"has {name} = {names!r}, which is not a tuple", f'write ("{first}",)'
     for one in names:
         if one not in field_names:
-            yield f"has {one!r} in {name}, which is no field", f"add one, or name some of {', '.join(field_names)}"
+            yield f"has {one!r} in {name}, which is not a field", f"add one, or name some of {', '.join(field_names)}"
 
 
 def _lacks_as_fields(kind: Any) -> Iterator[tuple[str, str]]:
@@ -141,14 +148,17 @@ def _lacks_as_fields(kind: Any) -> Iterator[tuple[str, str]]:
         if field.name in named and "Tensor" not in (text := annotation_of(field)):
             yield f"has {field.name} in reads or writes and annotates it {text}", "annotate it Tensor, or Tensor | None"
         if field.name not in named and is_tensor(field):
-            remedy = "name it there, in the order of the addresses that the plan is given"
-            yield f"has a tensor {field.name} that neither reads nor writes name", remedy
+            remedy = "add its name there, in the order of the addresses that the plan receives"
+            yield f"has a tensor {field.name} that is neither in reads nor in writes", remedy
     for name in kind.mixed:
         if name not in kind.reads[1:]:
-            yield f"has {name!r} in mixed, which are inputs beside the first", f"name some of {kind.reads[1:]}"
+            yield (
+                f"has {name!r} in mixed, which may contain only inputs other than the first",
+                f"name some of {kind.reads[1:]}",
+            )
     for name in (*kind.updates, *(pair[1] for pair in kind.in_place)):
         if name not in kind.reads:
-            yield f"has {name!r} in updates and not in reads", "what the op changes it reads as well"
+            yield f"has {name!r} in updates and not in reads", "an operand that the op updates is also read"
 
 
 def _first_of(kind: Any, name: str) -> Any:

@@ -59,7 +59,7 @@ def request_function(
     check_request_class(kind)
     label: Any = name
     if not isinstance(label, str) or not label.isidentifier() or iskeyword(label):
-        raise BadRequest("name", shown(label), "the name of a function in Python", f'"{kind.op}" is that of the op')
+        raise BadRequest("name", shown(label), "the name of a function in Python", f'the op is named "{kind.op}"')
     unpacked = None if kind.unpacked is None else ListCallCache(kind)
     function: Any = call_of(kind, name, unpacked) if call is None else call
     function.__name__ = function.__qualname__ = name

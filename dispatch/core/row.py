@@ -143,8 +143,10 @@ def _check(row: Any, others: Iterable[Row], *, last: bool) -> None:
     check_columns(row)
     for other in others:
         if other == row:
-            reason = row.name if other.name == row.name else f"{row.name} takes what {other.name} takes, which"
-            raise BadRow(f"{reason} stands in the table already")
+            reason = (
+                row.name if other.name == row.name else f"{row.name} accepts the same requests as {other.name}, which"
+            )
+            raise BadRow(f"{reason} is already in the table")
         if last and other.covers(row):
             raise BadRow(f"{row.name} can never be reached: {other.name} before it takes all its requests")
 
@@ -185,7 +187,7 @@ class Table:
 
     def __repr__(self) -> str:
         """The number of rows imported so far; unlike iteration and `len`, this imports nothing."""
-        later = f"; {len(self._unloaded)} files more are read when they are asked for" if self._unloaded else ""
+        later = f"; {len(self._unloaded)} more files are read when they are needed" if self._unloaded else ""
         return f"<Table: {len(self._rows)} rows of {len(self._by_op)} ops{later}>"
 
     def _repr_html_(self) -> str:

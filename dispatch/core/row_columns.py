@@ -32,7 +32,7 @@ def _tuple_of(is_sound: Callable[[Any], bool], least: int = 0) -> Callable[[Any]
 
 SOUND: dict[str, tuple[Callable[[Any], bool], str]] = {  # by column: the check, and its description
     "op": (_is_name, "is a name"),
-    "dtypes": (_tuple_of(lambda one: isinstance(one, Dtype | None), 1), "are a tuple of Dtypes, one at least"),
+    "dtypes": (_tuple_of(lambda one: isinstance(one, Dtype | None), 1), "are a tuple of at least one Dtype"),
     "compute": (lambda given: isinstance(given, Compute | None), "is a Compute, or None"),
     "rules": (_tuple_of(callable), "are a tuple of functions"),
     "min_arch": (lambda given: isinstance(given, Arch), "is an Arch such as Arch(90), or HOST"),
@@ -42,7 +42,7 @@ SOUND: dict[str, tuple[Callable[[Any], bool], str]] = {  # by column: the check,
     "function": (_is_name, "is a name"),
     "run_on": (_tuple_of(_is_text), "is a tuple of names of GPUs, or ()"),
     "fusion": (lambda given: isinstance(given, Fusion | None), "is a Fusion, or None"),
-    **dict.fromkeys(("variant", "note", "stands_for", "nonfinite"), (_is_text, "is a text, which may be empty")),
+    **dict.fromkeys(("variant", "note", "stands_for", "nonfinite"), (_is_text, "is a string, possibly empty")),
 }
 
 
@@ -52,4 +52,4 @@ def check_columns(row: Any) -> None:
         if not is_sound(value := getattr(row, name)):
             raise BadRow(f"{name} {expected}, not {shown(value)}")
     if not callable(row.call) or not row.epilogues or not row.scales:
-        raise BadRow(f"{row.name} needs a function to call, an epilogue and a pair of scale modes at least")
+        raise BadRow(f"{row.name} needs a function to call, and at least one epilogue and one pair of scale modes")

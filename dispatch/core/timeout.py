@@ -32,7 +32,7 @@ def call_with_timeout(seconds: float, call: Callable[[], T], what: str) -> T:
     thread.start()
     thread.join(seconds)
     if len(outcome) < 2:
-        raise CollectiveTimeout(f"{what} was not done within {seconds:g} s")
+        raise CollectiveTimeout(f"{what} did not complete within {seconds:g} s")
     result, error = outcome
     if isinstance(error, DispatchError):
         raise error

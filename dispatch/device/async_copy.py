@@ -81,7 +81,7 @@ class Copy:
         while not self.done():
             waited = time.monotonic() - begun
             if waited >= timeout:
-                raise TimeoutError(f"the copy has not ended after {timeout:g} s; it goes on")
+                raise TimeoutError(f"the copy has not completed after {timeout:g} s; it continues")
             time.sleep(min(max(waited / 4, SHORTEST), LONGEST))
 
     def _end(self) -> None:

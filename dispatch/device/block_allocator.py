@@ -127,7 +127,9 @@ class BlockAllocator:
     def _refuse_nested(self) -> None:
         """Raise if this thread is already inside a method, further up its stack: it would deadlock."""
         if self._holder == get_ident() and self._lock.locked():
-            raise DispatchError("a destructor or signal handler asked for memory while its thread was being given some")
+            raise DispatchError(
+                "a destructor or signal handler allocated memory while its thread was inside the allocator"
+            )
 
     def _settle(self) -> None:
         """Free the blocks that were given back; first rebuild lists that an exception has left half changed."""

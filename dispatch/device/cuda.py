@@ -158,8 +158,8 @@ class CudaDevice(Device):
     def refuse_capture(self, what: str, stream: Stream | None = None) -> None:
         """BadRequest if `stream`, or this thread's current one, is under the caller's capture."""
         if self._is_captured(stream):
-            hint = "do that outside of the capture"
-            raise BadRequest("stream", "a stream under capture", f"another {what}", hint)
+            hint = "call it outside of the capture"
+            raise BadRequest("stream", "a stream under capture", f"one that is not under capture, {what}", hint)
 
     def fail(self, status: int, function: str) -> NoReturn:
         error = driver.error(function, status)
@@ -168,8 +168,8 @@ class CudaDevice(Device):
         if error.sticky:
             if self.fault is None:
                 self.fault = DeviceFault(
-                    f"{self.name} is lost to this process: {error}. A CUDA fault cannot be healed inside its process:"
-                    " restart it, or run the work in a child process"
+                    f"{self.name} is lost to this process: {error}. A process cannot recover from a CUDA fault:"
+                    " restart the process, or run the work in a child process"
                 )
             self.blocks.lose()
             for executor in self.executors():
@@ -362,8 +362,10 @@ class CudaDevice(Device):
         with self.recordings.exclude(), relaxed(), self.context:
             status = driver.cuCtxSynchronize.unchecked()
             if status in LOST:
-                hint = "close it again once that has ended"
-                raise BadRequest("close", f"{self}, on which another library captures", "one without captures", hint)
+                hint = "call close() again after the capture has ended"
+                raise BadRequest(
+                    "close", f"{self}, on which another library captures", "a device without captures", hint
+                )
             if status:
                 self.fail(status, "cuCtxSynchronize")
             self.blocks.lose()

@@ -74,16 +74,16 @@ class Device:
     def __reduce_ex__(self, _protocol: object) -> NoReturn:
         """Refuse copies and pickles, also of tensors, requests and bound calls: memory would be freed twice."""
         raise TypeError(
-            f"a {type(self).__name__} is of this process alone: neither it nor what is on it is copied or pickled. "
-            "Take the numbers: x.numpy()"
+            f"a {type(self).__name__} belongs to this process: neither it nor objects on it can be copied or pickled. "
+            "Pass the elements instead: x.numpy()"
         )
 
     def refuse_pickles(self) -> None:
         """Raise TypeError unless this is the host, whose tensors are copied by `copy` and `pickle`."""
         if not self.is_host:
             raise TypeError(
-                f"a tensor on {self} is of this process alone: neither it nor a request over it is copied or pickled. "
-                "The numbers are x.numpy(); a second one on the GPU is x.copy(); other libraries take from_dlpack(x)"
+                f"a tensor on {self} belongs to this process: it and requests with it cannot be copied or pickled. "
+                "Use x.numpy() for the elements, x.copy() for a copy on the GPU, from_dlpack(x) in other libraries"
             )
 
     # -- what subclasses implement ------------------------------------------------------------------------------
@@ -134,9 +134,9 @@ class Device:
     def unreadable(self, tensor: Tensor) -> str:
         """The reason why the elements of a tensor cannot be read now; "" if they can."""
         if self.fault is not None:
-            return "lost: its device had a fault"
+            return "lost: its device has faulted"
         if not self.alive:
-            return "stale: its device was closed, and its memory is gone"
+            return "stale: its device was closed, and its memory was freed"
         executor, streams = current.executor, tensor.storage.users()
         if executor is not None and executor.stream.device is self:
             streams.add(executor.stream)
@@ -198,15 +198,15 @@ class Device:
             owner = tensor.layout.device
             if not owner.alive and owner.fault is None:
                 raise StaleTensor(
-                    f"{tensor.layout} belongs to generation {owner.generation} of {owner.name}, which was closed; its"
-                    f" memory is gone. Make it anew on dispatch.device({owner.name!r})"
+                    f"{tensor.layout} belongs to generation {owner.generation} of {owner.name}, which was closed and"
+                    f" its memory freed. Create the tensor again on dispatch.device({owner.name!r})"
                 )
             tensor.check_within()
         if self.fault is not None:
             raise self.fault
         if not self.alive:
             raise StaleTensor(
-                f"generation {self.generation} of {self.name} was closed; ask dispatch.device() for the next"
+                f"generation {self.generation} of {self.name} was closed; dispatch.device() returns a new one"
             )
 
     def check_written(self, tensor: Tensor, array: Array | None = None) -> None:
@@ -217,9 +217,9 @@ class Device:
         if layout.device is not self:
             raise BadRequest("tensor", f"one on {layout.device!r}", f"one on {self!r}")
         if layout.readonly:
-            raise BadRequest("tensor", "read-only memory", "memory that may be written", "copy it: dev.array(x)")
+            raise BadRequest("tensor", "read-only memory", "writable memory", "copy it: dev.array(x)")
         if layout.meets_itself:
-            raise BadRequest("tensor", f"a view {layout}", "memory of its own for every element", "several share one")
+            raise BadRequest("tensor", f"a view {layout}", "elements that have different addresses", "some share one")
         if array is not None and (array.shape, array.dtype) != (layout.shape, layout.dtype.numpy):
             raise BadRequest("array", f"{array.dtype}{list(array.shape)}", f"{layout.dtype}{list(layout.shape)}")
 
@@ -228,7 +228,7 @@ class Device:
 
     def fail(self, status: int, function: str) -> NoReturn:
         """Raise the error of a driver status; a sticky one also marks the device as lost."""
-        raise DispatchError(f"{function} gave {status}")
+        raise DispatchError(f"{function} returned status {status}")
 
     def close(self) -> None:
         """Wait for all work, including that of supervisors, close the executors and end this generation; idempotent."""

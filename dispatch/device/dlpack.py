@@ -212,11 +212,15 @@ def export(
     tensor.device.check(tensor)
     tensor.device.look(tensor)
     if tensor.dtype not in CODES:
-        raise BufferError(f"DLPack has no code for a packed {tensor.dtype} tensor; copy it out with numpy()")
+        raise BufferError(f"DLPack has no code for a packed {tensor.dtype} tensor; numpy() copies it to the host")
     if copy or (dl_device is not None and tuple(dl_device) != device_of(tensor)):
-        raise BufferError("this tensor is given without a copy and where it is; copy it out with numpy()")
+        raise BufferError(
+            "this tensor can be exported only without a copy and from its own device; numpy() copies it to the host"
+        )
     if tensor.layout.low < 0 and not backwards:
-        raise BufferError(f"not every library takes strides below 0, has {tensor.layout}: copy it with x.copy()")
+        raise BufferError(
+            f"not every library supports negative strides, which {tensor.layout} has: copy it with x.copy()"
+        )
     if not tensor.device.is_host and stream == -1:  # the consumer orders its work itself, on an unknown stream
         tensor.storage.lend(None)
     elif not tensor.device.is_host:
@@ -224,7 +228,7 @@ def export(
     release_consumed()
     kind = DLManagedTensor if max_version is None or max_version[0] < 1 else DLManagedTensorVersioned
     if kind is DLManagedTensor and tensor.layout.readonly:
-        raise BufferError("a read-only tensor needs a consumer that speaks DLPack 1.0 or newer")
+        raise BufferError("a read-only tensor needs a consumer that supports DLPack 1.0 or newer")
     if not _watching:
         _watch_collections()
     number = next(_numbers)
@@ -273,7 +277,11 @@ class Imported:
             if capsule_is(capsule, kind.capsule):
                 break
         else:
-            raise BadRequest("from_dlpack", "a capsule that is used or not of DLPack", "a fresh DLPack capsule")
+            raise BadRequest(
+                "from_dlpack",
+                "a capsule that was consumed before or is not a DLPack capsule",
+                "an unused DLPack capsule",
+            )
         self._managed: Managed = kind.from_address(capsule_pointer(capsule, kind.capsule))
         capsule_rename(capsule, kind.used)  # from here on this library must call the deleter
         inner = self._managed.dl_tensor
@@ -313,7 +321,9 @@ def import_from(source: Any, stream: int | None, lend: Callable[..., Any] | None
     except (DispatchError, RuntimeError):  # such as a fault of the producer's device
         raise
     except Exception as error:
-        raise BadRequest("from_dlpack", f"a {type(source).__name__}", "memory that it lends", str(error)) from error
+        raise BadRequest(
+            "from_dlpack", f"a {type(source).__name__}", "an object whose __dlpack__ exports its memory", str(error)
+        ) from error
     return Imported(capsule)
 
 
@@ -322,7 +332,7 @@ def place_of(source: Any) -> tuple[int, int]:
     try:
         kind, number = map(int, source.__dlpack_device__())
     except Exception as error:
-        expected = "one that says (device type, device number)"
+        expected = "an object whose __dlpack_device__ returns (device type, device number)"
         raise BadRequest("from_dlpack", f"a {type(source).__name__}", expected, str(error)) from error
     return kind, number
 

@@ -233,7 +233,7 @@ class ExternalStream(DeviceStream):
         if self.unmarked:
             raise BadRequest(
                 "stream",
-                f"{self!r}, of which a capture began inside of its `with` block and was under way as the block ended",
+                f"{self!r}, on which a capture began inside of its `with` block and had not ended when the block did",
                 "a block that ends before the capture begins, or after it has ended",
                 "wait for the device once the capture has ended",
             )

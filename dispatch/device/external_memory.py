@@ -46,7 +46,7 @@ def from_dlpack(source: Any) -> Tensor:
         )
     if not (hasattr(source, "__dlpack__") and hasattr(source, "__dlpack_device__")):
         raise BadRequest(
-            "from_dlpack", type(source).__name__, "an object with __dlpack__", "dev.array(x) copies anything"
+            "from_dlpack", type(source).__name__, "an object with __dlpack__", "dev.array(x) copies any array"
         )
     kind, number = dlpack.place_of(source)
     exporter: Any = None  # for a Tensor, whose strides may be negative
@@ -111,7 +111,10 @@ def _wrapped(
     kind = check_dtype("dtype", dtype)
     if kind.bits < 8:
         raise BadRequest(
-            "dtype", f"{kind} with one element to a byte", "whole bytes, or two to a byte", "dev.array(x) packs a copy"
+            "dtype",
+            f"{kind} with one element in each byte",
+            "elements of whole bytes, or two elements in each byte",
+            "dev.array(x) packs a copy",
         )
     steps = c_strides(shape)
     if strides is not None:

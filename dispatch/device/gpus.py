@@ -12,7 +12,8 @@ __all__ = ["FORKED", "count_gpus", "device_of_pointer", "is_available"]
 
 NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED: from cuInit in a process that was forked from one that uses CUDA
 FORKED = (
-    "it was in use before os.fork(), and what CUDA holds does not survive that. Start processes with the 'spawn' method"
+    "it was in use before os.fork(), and CUDA's state is not valid in a forked process. Start processes with the"
+    " 'spawn' method"
     " of multiprocessing, or fork before anything uses a GPU; device('host') works here"
 )
 
@@ -41,7 +42,7 @@ def count_gpus(ordinal: int) -> int:
     except CudaError as error:
         if error.status == NOT_INITIALIZED:
             raise DeviceUnavailable(f"cuda:{ordinal} cannot be used in this process: {FORKED}") from error
-        needed = f"cuda:{ordinal} needs an NVIDIA driver and GPU; use device('host') without."
+        needed = f"cuda:{ordinal} needs an NVIDIA driver and a GPU; without them, use device('host')."
         raise DeviceUnavailable(f"{needed} The reason: {error}") from error
     if ordinal >= count:
         raise DeviceUnavailable(f"there is no cuda:{ordinal}; this machine has {count} GPU(s), numbered from 0")

@@ -73,7 +73,8 @@ def _instead(written: str, mode: str, name: str) -> str:
         ways.append("behind a product, dispatch.matmul(x, w, alpha=…, c=…, bias=…)")
     ways.append("on the host, NumPy's own on a.numpy()")
     return (
-        f"{written}: a Tensor has no elementwise operators, which would copy from the GPU in silence. {_listed(ways)}"
+        f"{written}: a Tensor has no elementwise operators, because they would silently copy from the GPU."
+        f" {_listed(ways)}"
     )
 
 
@@ -113,7 +114,7 @@ def refuse_operators(kind: type[T]) -> type[T]:
     for name, (written, mode) in (ORDER | EQUAL).items():
         text = _instead(written, mode, name)
         if name in EQUAL:
-            text += "; np.array_equal(a.numpy(), b.numpy()) for all at once; `a is b` for one and the same tensor"
+            text += "; np.array_equal(a.numpy(), b.numpy()) to compare all elements; `a is b` to compare identity"
         setattr(kind, f"__{name}__", _comparing(name, text))
     return kind
 
@@ -124,9 +125,9 @@ def refuse_product(side: str, other: Any) -> Any:
     if getattr(kind, "multiplies_tensors", False):
         return NotImplemented
     package = kind.__module__.partition(".")[0]
-    advice = "copy it to the device: dev.array(x), or dispatch.from_dlpack(x) for memory that is there"
+    advice = "copy it to the device: dev.array(x), or dispatch.from_dlpack(x) without a copy"
     if hasattr(kind, "__dlpack__"):
-        advice = f"dispatch.matmul(a, b) takes it as it is; or {advice}"
+        advice = f"dispatch.matmul(a, b) accepts it; or {advice}"
     name = kind.__name__ if package == "builtins" else f"{package}.{kind.__name__}"
     raise TypeError(f"a @ b: {side} is a {name}, not a Tensor of dispatch; {advice}")
 
@@ -166,14 +167,16 @@ def refuse_ufunc(ufunc: Any, method: str) -> NoReturn:
     """Raise TypeError for a NumPy ufunc with a tensor among its operands."""
     name = ufunc.__name__
     if name == "matmul":
-        advice = "dispatch.matmul(a, b) takes both; a @ b two Tensors, which dev.array(x) makes of arrays"
+        advice = (
+            "dispatch.matmul(a, b) accepts both; a @ b needs two Tensors, and dev.array(x) makes a Tensor of an array"
+        )
         raise TypeError(f"a @ b of a Tensor and a NumPy array, or np.matmul: {advice}")
     call = f"np.{name}" if method == "__call__" else f"np.{name}.{method}"
     if method == "reduce" and name in REDUCTIONS:
         other = f"dispatch.reduce with ReduceOp.{REDUCTIONS[name]}, or on the host {call}(a.numpy())"
     else:
         other = f"{call}(a.numpy(), …) computes on the host"
-    raise TypeError(f"{call} does not take a Tensor, which it would copy from the GPU in silence. {other}")
+    raise TypeError(f"{call} does not accept a Tensor, because it would silently copy from the GPU. {other}")
 
 
 def apply_function(kind: Any, function: Any, types: Iterable[type], args: Any, options: dict[str, Any]) -> Any:
@@ -209,5 +212,5 @@ def _refuse_function(function: Any, tensor: Any) -> NoReturn:
         f"{instead}, or on the host {call}(a.numpy(), …)" if instead else f"{call}(a.numpy(), …) computes on the host"
     )
     raise TypeError(
-        f"{call} does not take a Tensor on {tensor.device}, which it would copy to the host in silence. {advice}"
+        f"{call} does not accept a Tensor on {tensor.device}, because it would silently copy it to the host. {advice}"
     )

@@ -38,7 +38,7 @@ class _Page:
         with device.context, relaxed():
             status = driver.cuMemHostAlloc.unchecked(ctypes.byref(where), ctypes.c_size_t(nbytes), PORTABLE)
         if status == 2:  # CUDA_ERROR_OUT_OF_MEMORY
-            raise OutOfMemory(f"the host has not {nbytes / 2**20:,.0f} MiB of memory that can be locked for {device}")
+            raise OutOfMemory(f"the host cannot lock {nbytes / 2**20:,.0f} MiB of memory for {device}")
         if status:
             device.fail(status, "cuMemHostAlloc")
         self.base = where.value or 0

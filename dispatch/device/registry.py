@@ -52,9 +52,9 @@ def _start(name: str) -> Device:
         try:
             new = CudaDevice(int(number), generation)
         except CudaError as error:
-            raise DeviceUnavailable(f"{name} is there, but cannot be used now: {error}") from error
+            raise DeviceUnavailable(f"{name} exists, but cannot be used now: {error}") from error
     else:
-        raise DeviceUnavailable(f"{name!r} is no device; ask for 'cuda:0' (any number) or 'host'")
+        raise DeviceUnavailable(f"{name!r} is not a device; use 'cuda:0' (with any number) or 'host'")
     Device.live[name] = new
     return new
 

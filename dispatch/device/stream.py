@@ -191,8 +191,8 @@ class Stream(metaclass=StreamClass):
         if self.device.is_host or self.closed:
             return
         if self.external and self.is_capturing():
-            hint = "wait for a launch of the graph, once the capture has ended"
-            raise BadRequest("stream", "a stream under capture", "one whose work is run", hint)
+            hint = "after the capture has ended, wait for a launch of the graph"
+            raise BadRequest("stream", "a stream under capture", "one that is not under capture", hint)
         with relaxed(), self.context:
             status = driver.cuStreamSynchronize.unchecked(self.c_handle)
         if status:
@@ -236,7 +236,9 @@ class Stream(metaclass=StreamClass):
                 return
         elif other.external and other.capture():
             raise BadRequest(
-                "stream", f"{self!r}, where nothing is captured", f"{other!r}, where an operand's use is under capture"
+                "stream",
+                f"{self!r}, which is not under capture",
+                f"{other!r}, whose capture contains a use of an operand",
             )
         other.precede_handle(self.c_handle)
 
@@ -288,7 +290,7 @@ class Stream(metaclass=StreamClass):
     def check(self) -> None:
         """Raise Closed if the stream was closed."""
         if self.closed:
-            raise Closed(f"{self!r} was closed; ask {self.device}.stream() for another")
+            raise Closed(f"{self!r} was closed; {self.device}.stream() creates another")
 
     def close(self) -> None:
         """Wait for the stream and destroy it (not if it is another library's); a second call does nothing."""
@@ -338,8 +340,8 @@ class Stream(metaclass=StreamClass):
     def __reduce_ex__(self, _protocol: object) -> NoReturn:
         """Refuse copies: two objects would destroy one stream."""
         raise TypeError(
-            f"a {type(self).__name__} is of this process alone: neither it nor what is on it is copied or pickled. "
-            "Take the numbers: x.numpy()"
+            f"a {type(self).__name__} belongs to this process: neither it nor objects on it can be copied or pickled. "
+            "Pass the elements instead: x.numpy()"
         )
 
     def __repr__(self) -> str:

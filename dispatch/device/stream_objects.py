@@ -46,7 +46,9 @@ def _handle_of(stream: Any) -> Any:
             version, handle = protocol() if callable(protocol) else protocol
             if version != VERSION:
                 version_text = f"version {shown(version)} of __cuda_stream__"
-                raise BadRequest("stream", version_text, f"version {VERSION}", "Stream.from_handle takes a bare handle")
+                raise BadRequest(
+                    "stream", version_text, f"version {VERSION}", "Stream.from_handle accepts a bare handle"
+                )
             return int(handle)
         for name in ("cuda_stream", "ptr"):
             if (handle := getattr(stream, name, None)) is not None:

@@ -129,12 +129,12 @@ class Tensor:
         return Tensor(self.storage, ptr, layout.device.layout(layout.dtype, shape, strides, ptr, layout.readonly))
 
     def __setitem__(self, index: Any, value: Any) -> NoReturn:
-        raise TypeError("a Tensor is overwritten by name: a[0].copy_from(x) for a[0] = x")
+        raise TypeError("a Tensor has no item assignment: write a[0].copy_from(x) instead of a[0] = x")
 
     def __iter__(self) -> Iterator[Tensor]:
         """The views along the first axis."""
         if not self.shape:
-            raise BadType("iteration", str(self.layout), "at least one axis", "item() gives the only element")
+            raise BadType("iteration", str(self.layout), "at least one axis", "item() returns the only element")
         return (self[place] for place in range(self.shape[0]))
 
     def reshape(self, *shape: int | tuple[int, ...]) -> Tensor:
@@ -158,7 +158,7 @@ class Tensor:
         steps = tuple(check_int("element_strides", step, -MAX_OFFSET, MAX_OFFSET) for step in element_strides)
         start = check_int("offset", offset, -MAX_OFFSET, MAX_OFFSET) * self.dtype.bits
         if len(steps) != len(extents) or start % 8:
-            expected = "one for each axis" if len(steps) != len(extents) else "an offset of whole bytes"
+            expected = "one stride for each axis" if len(steps) != len(extents) else "an offset of whole bytes"
             raise BadRequest("element_strides", f"{shown(steps)} from element {offset}", expected)
         ptr = self.ptr + start // 8
         view = Tensor(self.storage, ptr, self.device.layout(self.dtype, extents, steps, ptr, self.layout.readonly))
@@ -191,7 +191,7 @@ class Tensor:
             offset = (view.__array_interface__["data"][0] - frame.__array_interface__["data"][0]) // item
         strides = tuple(s // item for s in view.strides)
         if offset * self.dtype.bits % 8:
-            hint = "begin at an even one, or copy: dev.array(x.numpy()[...], 'f4e2m1')"
+            hint = "begin at an even element, or copy: dev.array(x.numpy()[...], 'f4e2m1')"
             raise BadRequest("view", f"one that begins with element {offset} of {self.layout}", "whole bytes", hint)
         ptr = self.ptr + offset * self.dtype.bits // 8
         return Tensor(self.storage, ptr, self.device.layout(self.dtype, view.shape, strides, ptr, self.layout.readonly))
@@ -234,7 +234,7 @@ class Tensor:
             if fits and out.flags.c_contiguous and out.flags.writeable:
                 return
             description = f"{out.dtype}[{', '.join(map(str, out.shape))}]"
-        expected = f"a C-order array of {self.layout} that may be written"
+        expected = f"a writable C-order array of {self.layout}"
         raise BadRequest("out", description, expected, "dev.pinned(shape, dtype) makes one")
 
     def copy_from_async(self, source: Any) -> Copy:
@@ -250,7 +250,7 @@ class Tensor:
         """The only element as a Python number; waits for it."""
         self.device.check(self)
         if self.size != 1:
-            raise BadRequest("item", str(self.layout), "a tensor of one element", "numpy() gives all of them")
+            raise BadRequest("item", str(self.layout), "a tensor of one element", "numpy() returns all elements")
         return self.numpy().item()
 
     def tolist(self) -> Any:
@@ -268,15 +268,15 @@ class Tensor:
 
     def _one(self, kind: str) -> Any:
         if self.size != 1:
-            raise BadType(kind, str(self.layout), "a tensor of one element", "numpy() and tolist() give all of them")
+            raise BadType(kind, str(self.layout), "a tensor of one element", "numpy() and tolist() return all elements")
         return self.item()
 
     def __bool__(self) -> bool:
         """The truth of a single element, as in NumPy; a ValueError for any other number of elements."""
         if self.size == 1:
             return bool(self.item())
-        hint = "a.numpy().any() or .all(); `a is not None`; `a.size`"
-        raise BadRequest("truth", str(self.layout), "a tensor of one element, for others are neither", hint)
+        hint = "use a.numpy().any() or .all(), `a is not None`, or `a.size`"
+        raise BadRequest("truth", str(self.layout), "a tensor of one element, because only that is true or false", hint)
 
     def __format__(self, spec: str) -> str:
         return format(self.item(), spec) if spec and self.size == 1 else format(str(self), spec)
@@ -362,7 +362,7 @@ class Tensor:
 
     def __len__(self) -> int:
         if not self.shape:
-            raise TypeError("a tensor of no axes has no length")
+            raise TypeError("a tensor without axes has no length")
         return self.shape[0]
 
     def __repr__(self) -> str:
@@ -396,4 +396,4 @@ def unpacked(tensor: Tensor, pairs: Array) -> Array:
 def check_dense(tensor: Tensor) -> None:
     """BadRequest unless a tensor of packed elements can be copied whole."""
     if not tensor.layout.is_contiguous:
-        raise BadRequest("tensor", str(tensor.layout), "a dense tensor, for 4-bit elements are copied whole")
+        raise BadRequest("tensor", str(tensor.layout), "a dense tensor, because 4-bit elements are copied as bytes")

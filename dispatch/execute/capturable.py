@@ -37,7 +37,8 @@ class CapturableExecutor(Executor):
         """
         if self._is_preparing or self.captured:
             hint = "run it outside of the capture" if always else "run the request once before the capture"
-            expected = f"another for {what}" if always else f"none for the first run of {what}"
+            runs = what if always else f"the first run of {what}"
+            expected = f"one that is not under capture, for {runs}"
             raise BadRequest("stream", "a stream under capture", expected, hint)
 
     @contextmanager

@@ -97,7 +97,9 @@ def instantiated(graph: ctypes.c_void_p) -> int:
             memory = free_memory()
             if error.status == LAUNCH_OUT_OF_RESOURCES and not memory.is_short:
                 raise
-            raise OutOfMemory(f"the GPU is likely out of memory: {memory}, and a graph takes some: {error}") from error
+            raise OutOfMemory(
+                f"the GPU is probably out of memory ({memory}), and a graph needs some: {error}"
+            ) from error
 
 
 def recorded(

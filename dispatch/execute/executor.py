@@ -180,7 +180,7 @@ class Executor:
 
     def failed(self, status: int) -> NoReturn:
         """Raise the error of a launch."""
-        raise Closed(f"an executor without a GPU was given status {status}")
+        raise Closed(f"an executor without a GPU received status {status}")
 
     def run(self, request: Request[R_co]) -> R_co:
         """Enqueue a request and return its outputs."""

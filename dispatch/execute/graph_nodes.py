@@ -102,7 +102,9 @@ class Nodes:
             memcpy = (ctypes.c_ubyte * MEMCPY_BYTES)()
             _told("cuGraphMemcpyNodeGetParams", handle, ctypes.byref(memcpy))
             if HOST_MEMORY in (bytes(memcpy[SOURCE_KIND]), bytes(memcpy[TARGET_KIND])):
-                raise NotRelocatable("it copies from or to the host's memory, whose content no parameter tells of")
+                raise NotRelocatable(
+                    "it copies from or to the host's memory, whose content is not part of the parameters"
+                )
             return Node(MEMCPY, (), bytes(memcpy))
         raise NotRelocatable(f"it enqueues a node of type {kind.value}: neither a kernel nor a memset nor a memcpy")
 
@@ -135,7 +137,7 @@ class Nodes:
             ):
                 places.append((offset.value, size.value))
             if status != NO_MORE:  # a parameter that is not seen would count as constant
-                raise NotRelocatable(f"the parameters of a kernel cannot be told: status {status}")
+                raise NotRelocatable(f"the parameters of a kernel cannot be read: status {status}")
             parameters = self._sizes[func, kern] = tuple(places)
         return parameters
 
@@ -144,7 +146,7 @@ def _told(function: str, *arguments: Any) -> None:
     """Call a driver function that reports on a graph; NotRelocatable if it fails."""
     status = getattr(driver, function).unchecked(*arguments)
     if status:
-        raise NotRelocatable(f"{function} gives status {status}")
+        raise NotRelocatable(f"{function} returned status {status}")
 
 
 def _handles(graph: ctypes.c_void_p) -> tuple[int, ...]:
@@ -182,7 +184,7 @@ def _packed(extra: int) -> bytes:
         values[key] = pairs[place + 1] or 0
         place += 2
     if values.keys() != {BUFFER, SIZE}:
-        raise NotRelocatable(f"a kernel's parameters are given by the keys {sorted(values)}")
+        raise NotRelocatable(f"a kernel's parameters have the keys {sorted(values)}")
     return ctypes.string_at(values[BUFFER], ctypes.c_size_t.from_address(values[SIZE]).value)
 
 

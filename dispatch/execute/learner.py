@@ -112,14 +112,16 @@ class Learner:
             self._note_lost()
             return
         if self._captures and captured.edges != self._captures[0].edges:
-            raise NotRelocatable("what it enqueues waits for other nodes at other addresses")
+            raise NotRelocatable("its nodes depend on other nodes at other addresses")
         self._arguments[len(self._captures) :] = [drawn]  # as many as captures, even after an interrupt
         self._captures.append(captured)
 
     def _note_lost(self) -> None:
         self._lost += 1
         if self._lost > LOST:
-            raise NotRelocatable("its captures end again and again: by other libraries, or by what it copies")
+            raise NotRelocatable(
+                "its captures are invalidated repeatedly, by calls of other libraries or by its own copies"
+            )
 
     def _made(
         self, executor: Recorder, plan: Plan, arguments: tuple[Argument, ...], words: tuple[Word, ...]
@@ -135,11 +137,13 @@ class Learner:
         predicted = images(first.nodes, words, arguments)
         alike = [(node.kind, node.form) for node in nodes.nodes] == [(node.kind, node.form) for node in first.nodes]
         if not alike or nodes.edges != first.edges or [node.image for node in nodes.nodes] != predicted:
-            raise NotRelocatable("the call at real addresses is not what those at made-up ones predict")
+            raise NotRelocatable(
+                "the call at real addresses differs from the prediction made from placeholder addresses"
+            )
         executable.handle.value = instantiated(graph)
         relocated = RelocatedGraph(executable, nodes, words, self._form, executor.launcher, executor.lasting())
         if not relocated.fits(arguments):  # else it would be learnt again and again
-            raise NotRelocatable(f"its graph does not take the arguments that it was made for: {arguments}")
+            raise NotRelocatable(f"its graph rejects the arguments that it was built for: {arguments}")
         return relocated
 
 

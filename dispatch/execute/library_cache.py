@@ -110,7 +110,7 @@ class LibraryCache:
         except OSError:
             return False  # missing, or another user's
         if stored is None or stored._replace(data=b"") != self._empty:
-            log("not read", {"path": str(self.path), "cause": "it is damaged, and is written anew"})
+            log("not read", {"path": str(self.path), "cause": "it is damaged, and will be rewritten"})
             return False
         digest = hashlib.sha256(stored.data).digest()
         if digest == self._last:

@@ -221,7 +221,7 @@ class PlanRelocation:
     ) -> str:
         """Why the graph no longer matches the library's call; "" if it matches, or was dropped to be learnt again."""
         if graph.counts.status:
-            return f"its graph takes no other parameters: status {graph.counts.status}"
+            return f"its graph accepts no other parameters: status {graph.counts.status}"
         from dispatch.execute.learner import nodes_of
 
         captured = nodes_of(executor, plan, arguments, {})
@@ -240,7 +240,7 @@ class PlanRelocation:
             executor.relocations.drop(graph)
             self.drop(plan, graph)
             return ""
-        return "a later call of the library had other parameters than what was learnt predicts"
+        return "a later call of the library had other parameters than predicted"
 
 
 def _launch_of(plan: Plan, graph: RelocatedGraph) -> Callable[[tuple[Argument, ...]], int]:

@@ -50,7 +50,7 @@ def own_folder(path: Path) -> None:
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     facts = path.stat()
     if facts.st_uid != os.getuid():
-        raise PermissionError(f"{path} belongs to another user: name a folder of your own with CUDABIND_CACHE")
+        raise PermissionError(f"{path} belongs to another user: set CUDABIND_CACHE to a folder of your own")
     if not is_own(facts):  # created as a parent folder, with a umask that lets a group write
         path.chmod(stat.S_IMODE(facts.st_mode) & ~OTHERS)
 
@@ -58,13 +58,13 @@ def own_folder(path: Path) -> None:
 def read(path: Path) -> bytes:
     """The content of a file of this user in a folder of this user; OSError for any other file."""
     if not is_own(path.parent.stat()):
-        raise PermissionError(f"{path.parent} belongs to others, or they may write to it")
+        raise PermissionError(f"{path.parent} belongs to another user or is writable by others")
     # Refuse links, which may lead to another user's file, and do not block on a pipe.
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(handle, "rb") as file:
         facts = os.fstat(handle)
         if not stat.S_ISREG(facts.st_mode) or not is_own(facts) or facts.st_size > LARGEST:
-            raise PermissionError(f"{path} is no file that only this user may write to")
+            raise PermissionError(f"{path} is not a regular file that only this user may write")
         return file.read(LARGEST)
 
 

@@ -28,7 +28,7 @@ def refuse_reentry(plan: Plan, code: CodeType) -> None:
     while frame is not None:
         if frame.f_code is code and frame.f_locals.get("plan") is plan:
             raise WorkerFailed(
-                f"{plan.row.name} was called from a finalizer or a signal handler while a call of the same plan was"
-                " being made; nothing was enqueued. Call it there with `with dev.stream():`, or later"
+                f"{plan.row.name} was called from a finalizer or a signal handler during a call of the same plan;"
+                " nothing was enqueued. Call it there inside `with dev.stream():`, or call it later"
             )
         frame = frame.f_back  # type: ignore[assignment]

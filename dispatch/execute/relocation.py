@@ -234,7 +234,7 @@ def learn(captures: Sequence[Sequence[Node]], arguments: Sequence[Sequence[Argum
     for capture, drawn in zip(captures, arguments, strict=True):
         for number, (node, predicted) in enumerate(zip(capture, images(first, words, drawn), strict=True)):
             if node.image != predicted:
-                raise NotRelocatable(f"{_named(number, node)}: what was learnt predicts other parameters than it has")
+                raise NotRelocatable(f"{_named(number, node)}: its parameters differ from the predicted ones")
     return tuple(words)
 
 
@@ -251,14 +251,14 @@ def _same_form(first: Sequence[Node], other: Sequence[Node]) -> None:
         raise NotRelocatable(f"it enqueues {len(first)} nodes at some addresses and {len(other)} at others")
     for number, (one, two) in enumerate(zip(first, other, strict=True)):
         if (one.kind, one.form, len(one.image)) != (two.kind, two.form, len(two.image)):
-            raise NotRelocatable(f"{_named(number, one)}: another kernel, grid or attribute at other addresses")
+            raise NotRelocatable(f"{_named(number, one)}: its kernel, grid or an attribute differs at other addresses")
 
 
 def _words(number: int, found: Sequence[bytes], arguments: Sequence[Sequence[Argument]], form: Form) -> list[Word]:
     """The words of one node that differ between captures."""
     size = len(found[0]) // 4 * 4
     if any(image[size:] != found[0][size:] for image in found):
-        raise NotRelocatable(f"node {number}: its last {len(found[0]) - size} bytes follow nothing that is known")
+        raise NotRelocatable(f"node {number}: its last {len(found[0]) - size} bytes depend on no known argument")
     halves = zip(*(struct.unpack_from(f"<{size // 2}H", image) for image in found), strict=True)
     differing = [2 * place for place, these in enumerate(halves) if len(set(these)) > 1]
     words: list[Word] = []
@@ -270,7 +270,7 @@ def _words(number: int, found: Sequence[bytes], arguments: Sequence[Sequence[Arg
         word = _word(number, start, end, found, arguments, form) or _half(number, offset, found, arguments, form)
         if word is None:
             data = ", ".join(image[start : start + 4].hex() for image in found)
-            raise NotRelocatable(f"node {number}: the word at byte {start} follows no operand and no number ({data})")
+            raise NotRelocatable(f"node {number}: the word at byte {start} depends on no operand or number ({data})")
         words.append(word)
         end = word.offset + struct.calcsize(f"<{word.code}")
     return words

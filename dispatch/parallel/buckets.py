@@ -92,7 +92,7 @@ class GradientBuckets:
         check_int("place", place, 0, len(self.bucket_of) - 1)
         missing = self._missing[self.bucket_of[place]]
         if place not in missing:
-            raise BadRequest("place", str(place), "each gradient once in a step", "wait() begins the next one")
+            raise BadRequest("place", str(place), "each gradient once per step", "wait() begins the next step")
         missing.discard(place)
         writer = self._current() if stream is None else stream
         self._written[self.bucket_of[place]].add(writer)
@@ -117,7 +117,7 @@ class GradientBuckets:
         """
         not_ready = sorted(index for missing in self._missing for index in missing)
         if not_ready:
-            raise BadRequest("gradients", f"{not_ready} not ready", "ready(i) for each of them")
+            raise BadRequest("gradients", f"{not_ready} not ready", "call ready(i) for each gradient")
         if not self._side.device.is_host:
             waiting = self._current() if stream is None else stream
             waiting.wait_for(self._side.stream)

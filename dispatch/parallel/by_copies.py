@@ -50,7 +50,7 @@ class _CopyBlock:
         finally:
             comm.device.context.__exit__(None, None, None)
         if error is not None:  # otherwise the other ranks would wait for data that never comes
-            comm.fail(CollectiveError(f"{comm!r}: {self.name} was left by {type(error).__name__}: {error}"))
+            comm.fail(CollectiveError(f"{comm!r}: {self.name} ended with {type(error).__name__}: {error}"))
         elif not self.side.is_captured:
             comm.record_work(self.side.stream.c_handle, self.name)
 

@@ -53,7 +53,9 @@ class ExpertExchange:
         )
         if not is_valid or (counts_array < 0).any():
             raise BadRequest(
-                "counts", repr(counts), f"a number of rows for each expert, {ranks.size} times as many as a rank has"
+                "counts",
+                repr(counts),
+                f"a number of rows for each of all experts, {ranks.size} times the number on a rank",
             )
         self._local = counts_array.size // ranks.size
         device_counts = self._side.device.array(counts_array.astype(np.int64))
@@ -75,7 +77,7 @@ class ExpertExchange:
     def _move_rows(self, given: Tensor, rows: int, into: int, sent: Any, received: Any) -> Tensor:
         x, ranks = check_operand("x", given, self._side), self._side.comm
         if x.ndim < 1 or x.shape[0] != rows or not x.layout.is_contiguous:
-            raise BadRequest("x", str(x.layout), f"{rows} rows, dense, as the counts say")
+            raise BadRequest("x", str(x.layout), f"{rows} dense rows, the sum of the counts")
         if self._local == 1:  # one piece for each rank, and one from each
             counts: list[tuple[int, ...]] = [tuple(map(int, each.reshape(-1))) for each in (sent, received)]
             return all_to_all(x, comm=ranks, send_counts=counts[0], recv_counts=counts[1])
@@ -114,7 +116,7 @@ def expert_matmul(x: Tensor, weights: Tensor, counts: Sequence[int], *, comm: Ra
     side = SideStream(comm)
     w = check_operand("weights", weights, side, 3)
     if w.shape[0] != len(exchange.ends):
-        raise BadRequest("weights", str(w.layout), f"{len(exchange.ends)} experts, as the counts say")
+        raise BadRequest("weights", str(w.layout), f"{len(exchange.ends)} experts, the number of counts")
     expert_rows = exchange.to_experts(x)
     return exchange.from_experts(_products(expert_rows, w, exchange.ends, side))
 

@@ -68,7 +68,7 @@ class HostFlags:
         own_fd = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
         try:
             if os.fstat(own_fd).st_size != _nbytes(count) or os.pread(own_fd, TOKEN_BYTES, count * FLAG_BYTES) != token:
-                raise FileNotFoundError(f"process {pid} has another file of number {fd}")
+                raise FileNotFoundError(f"file descriptor {fd} of process {pid} is another file")
             flags = cls.__new__(cls)
             flags._map(device, own_fd, count)
             flags.token = token

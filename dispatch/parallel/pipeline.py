@@ -78,7 +78,7 @@ class Stage:
         self.warmup = min(stages - 1 - stage, count)  # forward passes before the first backward one
         if self.previous is not None and activation is None:
             raise BadRequest(
-                "activation", "None", "a tensor like what the rank before gives, for this is not the first"
+                "activation", "None", "a tensor like the output of the previous rank, because this is not the first"
             )
         self.activation = None if activation is None else check_operand("activation", activation, side)
         self.outputs: dict[int, Tensor] = {}  # outputs whose gradients have not come yet; they have the same shapes

@@ -46,9 +46,13 @@ def ring_attention(
     q, k, v = (check_operand(name, operand, side, AXES) for name, operand in (("q", q), ("k", k), ("v", v)))
     for name, tensor in (("k", k), ("v", v)):
         if not tensor.layout.is_contiguous:
-            raise BadRequest(name, str(tensor.layout), "a dense tensor, for it is sent", f"{name}.copy()")
+            raise BadRequest(
+                name, str(tensor.layout), "a dense tensor, because it is sent to other ranks", f"{name}.copy()"
+            )
     if causal and q.shape[2] != k.shape[2]:
-        raise BadRequest("k", str(k.layout), f"{q.shape[2]} rows, as q has: causal counts both alike")
+        raise BadRequest(
+            "k", str(k.layout), f"{q.shape[2]} rows, as in q: causal attention needs as many keys as queries"
+        )
     rank, size = side.comm.rank, side.comm.size
     block, spare, merged = (k, v), [_empty_block(side, k, v) for _ in range(min(2, size - 1))], None
     parts = [number for number in range(size) if not (causal and (rank - number) % size > rank)]

@@ -99,7 +99,7 @@ def matmul_reduce_scatter(
     x, w = check_matrices(a, b, side)
     size, n = side.comm.size, w.shape[1]
     if x.shape[0] % size:
-        raise BadRequest("a", str(x.layout), f"a multiple of {size} rows, for so many ranks share them")
+        raise BadRequest("a", str(x.layout), f"a multiple of {size}, the number of ranks that share the rows")
     rows_per_rank = x.shape[0] // size
     of_ranks = x.strided((size, rows_per_rank, x.shape[1]), (rows_per_rank * x.element_strides[0], *x.element_strides))
 
@@ -148,7 +148,9 @@ def all_gather_matmul(
     rows_per_rank, n, size = x.shape[0], w.shape[1], side.comm.size
     choices: dict[str, Any] = {"epilogue": epilogue, **({} if bias is None else {"bias": bias})}
     if not x.layout.is_contiguous:
-        raise BadRequest("a", str(x.layout), "elements that are dense in C order, for they are sent", "a.copy()")
+        raise BadRequest(
+            "a", str(x.layout), "elements dense in C order, because they are sent to other ranks", "a.copy()"
+        )
 
     def run(count: int) -> Tensor:
         out = side.device.empty((size * rows_per_rank, n), x.dtype)
@@ -237,9 +239,9 @@ def _by_copies(
     if by == "copies" or (by is None and MEASURE_COPIES):
         peers = peers_of(side, elements * a.dtype.itemsize) if a.dtype in COPY_DTYPES else None
     if by == "copies" and peers is None:
-        conditions = "between GPUs of one machine, of a process each, over as many rows as the ranks divide"
-        actual = f"here are {a.layout} and {side.comm!r}"
-        raise Refused(f'by="copies" is {conditions}, of {" ".join(map(str, COPY_DTYPES))}; {actual}')
+        conditions = "for GPUs of one machine, one process each, and a multiple of the number of ranks as rows"
+        actual = f"given are {a.layout} and {side.comm!r}"
+        raise Refused(f'by="copies" is {conditions}, in {" ".join(map(str, COPY_DTYPES))}; {actual}')
     return None if peers is None else partial(block, side, peers, a, *rest)
 
 

@@ -63,14 +63,19 @@ class SideStream:
     def refuse_capture(self, name: str) -> None:
         """BadRequest while the main stream is captured; functions that measure or wait call it."""
         if self.is_captured:
-            raise BadRequest(name, "None", "a number, for this stream is being captured and nothing can be measured")
+            raise BadRequest(
+                name, "None", "a number, because nothing can be measured while this stream is under capture"
+            )
 
 
 def check_operand(name: str, given: Any, side: SideStream, axes: int | None = None) -> Tensor:
     """The operand as a tensor of this library on the communicator's device; BadType or BadRequest for anything else."""
     if not isinstance(given, Tensor):
         raise BadType(
-            name, f"a {type(given).__name__}", "a tensor of dispatch", "dispatch.from_dlpack(x) takes it as it is"
+            name,
+            f"a {type(given).__name__}",
+            "a tensor of dispatch",
+            "dispatch.from_dlpack(x) makes one without a copy",
         )
     side.device.check(given)
     if given.device is not side.device:
@@ -84,5 +89,5 @@ def check_matrices(a: Any, b: Any, side: SideStream) -> tuple[Tensor, Tensor]:
     """The operands of a product of two matrices."""
     one, other = check_operand("a", a, side, 2), check_operand("b", b, side, 2)
     if one.shape[1] != other.shape[0]:
-        raise BadRequest("b", str(other.layout), f"{one.shape[1]} rows, as a has columns")
+        raise BadRequest("b", str(other.layout), f"{one.shape[1]} rows, the number of columns of a")
     return one, other

@@ -139,14 +139,14 @@ class SupervisorActor:
 
     def _tensor(self, reference: TensorReference) -> Tensor:
         if reference.actor != self._actor:
-            hint = "fetch it, or run the request where it is"
-            raise BadRequest("operand", f"a tensor of actor {reference.actor}", f"one of {self._actor}", hint)
+            hint = "fetch the tensor, or run the request on its actor"
+            raise BadRequest("operand", f"a tensor of actor {reference.actor}", f"a tensor of {self._actor}", hint)
         if reference.generation != self._generation:
-            reason = f"generation {reference.generation} of its actor has ended, and its memory with it"
+            reason = f"generation {reference.generation} of its actor has ended, and its memory was freed"
             raise StaleTensor(f"a kept tensor {list(reference.shape)}: {reason}; this is {self._generation}")
         tensor = self._kept.get(reference.key)
         if tensor is None:
-            raise StaleTensor(f"a kept tensor {list(reference.shape)} was released, as its handle ended")
+            raise StaleTensor(f"a kept tensor {list(reference.shape)} was released when its handle was deleted")
         return tensor
 
     def _operand(self, value: Any) -> Any:

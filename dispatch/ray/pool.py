@@ -34,7 +34,7 @@ def place_bundles(count: int, bundle: Mapping[str, float], strategy: str, timeou
     except module.exceptions.RayError as error:
         groups.remove_placement_group(group)
         free = {name: amount for name, amount in module.available_resources().items() if name in bundle}
-        bundles = f"{count} times {dict(bundle)} by {strategy}; free are {free}"
+        bundles = f"{count} times {dict(bundle)} with strategy {strategy}; available are {free}"
         raise DeviceUnavailable(f"Ray has not placed {bundles} within {timeout:g} s") from error
     kind = strategies.PlacementGroupSchedulingStrategy
     return group, [kind(placement_group=group, placement_group_bundle_index=number) for number in range(count)]
@@ -96,7 +96,7 @@ class RayPool:
         for each in self.supervisors:
             if each._actor._actor_id == tensor._actor._actor_id:
                 return each
-        raise BadRequest("operand", repr(tensor), "one that a supervisor of this pool keeps")
+        raise BadRequest("operand", repr(tensor), "a tensor that a supervisor of this pool keeps")
 
     def close(self) -> None:
         """Close all supervisors, and remove the placement group."""

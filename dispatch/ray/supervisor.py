@@ -43,7 +43,7 @@ def unwrap_ray_error(error: BaseException) -> BaseException:
         inner = error.cause
         return unwrap_ray_error(inner) if isinstance(inner, exceptions.RayError) else inner
     if isinstance(error, exceptions.RayActorError):
-        text = "the actor has ended, or is being started anew; what it had in flight may have run or not"
+        text = "the actor has ended, or is being restarted; its requests in flight may have run or not"
         lost_error = ActorLost(f"{text}: {str(error).splitlines()[0]}")
         lost_error.__cause__ = error
         return lost_error
@@ -118,7 +118,7 @@ class RayFuture:
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait and return the request's error, or None; TimeoutError after `timeout` seconds."""
         if not ray().wait([self.ref], timeout=timeout, fetch_local=False)[0]:
-            raise TimeoutError(f"the request has not ended within {timeout} s")
+            raise TimeoutError(f"the request has not completed within {timeout} s")
         try:
             self.result()
         except Exception as error:  # noqa: BLE001  # it is the result of this call
@@ -269,9 +269,7 @@ class RaySupervisor:
 
         def part(one: Any) -> Any:
             if isinstance(one, (RayFuture, ray().ObjectRef)):
-                raise BadRequest(
-                    name, f"a {type(one).__name__} in a sequence", "arrays and handles", "ask for its result"
-                )
+                raise BadRequest(name, f"a {type(one).__name__} in a sequence", "arrays and handles", "use its result")
             return _value_to_send(one)
 
         return value if isinstance(value, ray().ObjectRef) else map_nested(part, value)
@@ -348,9 +346,9 @@ class RaySupervisor:
 
 def _fields(request: Any, further: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(request, Request):
-        raise BadRequest("request", f"a {type(request).__name__}", "a request, or a class of requests with its fields")
+        raise BadRequest("request", f"a {type(request).__name__}", "a request, or a request class with its fields")
     if further:
-        raise BadRequest("fields", ", ".join(further), "a class of requests with fields, or a request alone")
+        raise BadRequest("fields", ", ".join(further), "a request class with fields, or a request without fields")
     instance: Any = request
     return {field.name: getattr(request, field.name) for field in fields_of(instance) if field.init}
 

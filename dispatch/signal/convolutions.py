@@ -170,7 +170,7 @@ def _checked(
     kinds = [Dtype.of(one.dtype) for one in (in1, in2)]
     spectra = {result_dtype(kind, DftKind.C2C) for kind in kinds}
     if len(spectra) != 1 or None in spectra:
-        expected = f"numbers that are computed in the precision of in1, {kinds[0]}"
+        expected = f"numbers whose precision is that of in1, {kinds[0]}"
         raise BadRequest("in2", str(kinds[1]), expected, "convert one: in2.astype(in1.dtype)")
     return first, second, checked_axes, checked_mode, any(kind.is_complex for kind in kinds)
 
@@ -184,9 +184,9 @@ def _axes(first: Shape, second: Shape, axes: Any) -> Shape:
     """The axes of the convolution; BadRequest unless the shapes of the operands match."""
     rank = len(first)
     if not rank:
-        raise BadRequest("in1", "no axes", "one axis or more", "in1[None] adds one")
+        raise BadRequest("in1", "no axes", "one axis or more", "in1[None] adds an axis")
     if len(second) != rank:
-        raise BadRequest("in2", f"{len(second)} axes", f"{rank}, as in1 has", "in2[None] adds one")
+        raise BadRequest("in2", f"{len(second)} axes", f"{rank}, the number of axes of in1", "in2[None] adds an axis")
     if axes is None:
         axes_used = tuple(range(rank))
     else:
@@ -195,13 +195,13 @@ def _axes(first: Shape, second: Shape, axes: Any) -> Shape:
             check_int("axes", axis, -rank, rank - 1)
         axes_used = tuple(axis % rank for axis in axes_used)
     if len(set(axes_used)) < len(axes_used) or not axes_used:
-        raise BadRequest("axes", repr(axes), "each axis once, and one at least")
+        raise BadRequest("axes", repr(axes), "at least one axis, and each once")
     if 0 in first + second:
         raise BadRequest("in2", f"{list(second)}, and in1 {list(first)}", "one element or more along each of the axes")
     differing = [axis for axis in range(rank) if axis not in axes_used and first[axis] != second[axis]]
     wider = [first[axis] > second[axis] for axis in differing]
     if any(1 not in (first[axis], second[axis]) for axis in differing) or len(set(wider)) > 1:
-        expected = f"in1's extents, {list(first)}, along the other axes, or 1 along all that differ"
+        expected = f"in1's extents, {list(first)}, along the other axes, or 1 along all axes that differ"
         raise BadRequest("in2", str(list(second)), expected)
     return axes_used
 
@@ -216,7 +216,7 @@ def _is_swapped(first: Shape, second: Shape, axes: Shape) -> bool:
         return False
     if all(first[axis] <= second[axis] for axis in axes):
         return True
-    expected = f"extents of which none, or all, are above in1's, {list(first)}, for VALID"
+    expected = f"extents that are all at most, or all above, in1's, {list(first)}, for VALID"
     raise BadRequest("in2", str(list(second)), expected)
 
 

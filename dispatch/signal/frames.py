@@ -70,13 +70,13 @@ def frames_of(window: Any, nperseg: int | None, noverlap: int | None, nfft: int 
     size = DEFAULT_SIZE if nperseg is None else check_int("nperseg", nperseg, 1)
     if samples is not None:
         if nperseg is not None and size != samples.size:
-            raise BadRequest("nperseg", str(nperseg), f"{samples.size}, as many as the window has")
+            raise BadRequest("nperseg", str(nperseg), f"{samples.size}, the length of the window")
         size = samples.size
         if most is not None and size > most:
-            raise BadRequest("window", f"{size} elements", f"at most {most}, as the signal has")
+            raise BadRequest("window", f"{size} elements", f"at most {most}, the length of the signal")
     elif most is not None and size > most:
         if nperseg is not None:
-            warnings.warn(f"nperseg is {size}, and the signal has {most} elements: nperseg is {most}", stacklevel=4)
+            warnings.warn(f"nperseg {size} is reduced to {most}, the length of the signal", stacklevel=4)
         size = most
     overlap = size // 2 if noverlap is None else check_int("noverlap", noverlap, 0)
     if overlap >= size:
@@ -103,12 +103,14 @@ def named_window(window: Any, size: int) -> Array:
     except ImportError as error:
         hint = "pip install 'cudabind[host]'"
         raise BadRequest(
-            "window", shown(window), "an array, for SciPy is not installed, which knows names", hint
+            "window", shown(window), "an array, because names need SciPy, which is not installed", hint
         ) from error
     try:
         samples: Array = get_window(window, size)
     except ValueError as error:
-        raise BadRequest("window", shown(window), "a window that scipy.signal.get_window knows", str(error)) from error
+        raise BadRequest(
+            "window", shown(window), "a window name that scipy.signal.get_window accepts", str(error)
+        ) from error
     return samples
 
 
@@ -127,7 +129,7 @@ def in_computed_precision(x: Tensor, *, is_needed: bool) -> Tensor:
 def checked_axis(name: str, x: Tensor, axis: int, axis_name: str = "axis") -> int:
     """The axis as a number from 0 on; BadRequest if the signal has no such axis, or no elements."""
     if x.ndim == 0:
-        raise BadRequest(name, str(x.layout), "one axis or more", "x[None] adds one")
+        raise BadRequest(name, str(x.layout), "one axis or more", "x[None] adds an axis")
     axis = check_int(axis_name, axis, -x.ndim, x.ndim - 1)
     if result_dtype(x.dtype, DftKind.C2C) is None:
         raise BadRequest(name, str(x.layout), "c64, c128, f32, f64, f16, bf16 or whole numbers")
@@ -150,7 +152,10 @@ def pad_signal(x: Tensor, before: int, behind: int, boundary: Boundary | str | N
         return padded
     if side > n - 1 and kind is not Boundary.CONSTANT:
         raise BadRequest(
-            "boundary", shown(boundary), f"more than {side} elements of x, which has {n}", 'boundary="zeros"'
+            "boundary",
+            shown(boundary),
+            f"more than {side} elements along the axis of x, which has {n}",
+            'boundary="zeros"',
         )
     last = n - 2 - side
     mirrors = x[:, side:0:-1], x[:, n - 2 : last if last >= 0 else None : -1]

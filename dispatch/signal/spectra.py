@@ -159,7 +159,9 @@ def istft(
         freqs = checked_axis("Zxx", spectrum, freq_axis, "freq_axis")
         if spectrum.dtype not in (C64, C128) or times == freqs:
             raise BadRequest(
-                "Zxx", f"{spectrum.layout}, times along axis {times}", "c64 or c128, frequencies along another"
+                "Zxx",
+                f"{spectrum.layout}, with times along axis {times}",
+                "c64 or c128, with frequencies along another axis",
             )
         usual = 2 * (spectrum.shape[freqs] - 1) if input_onesided else spectrum.shape[freqs]
         if nperseg is None and isinstance(window, (str, tuple)):
@@ -168,7 +170,9 @@ def istft(
             nfft = usual + 1 if input_onesided and nperseg == usual + 1 else usual
         frames = frames_of(window, nperseg, noverlap, nfft, None)
         if (frames.points // 2 + 1 if input_onesided else frames.points) != spectrum.shape[freqs]:
-            raise BadRequest("nfft", str(nfft), f"what gives the {spectrum.shape[freqs]} frequencies of Zxx")
+            raise BadRequest(
+                "nfft", str(nfft), f"a number for which there are {spectrum.shape[freqs]} frequencies, as in Zxx"
+            )
         count = spectrum.shape[times]
         weights = _weights(frames, count, boundary)
         other_axes = [one for one in range(spectrum.ndim) if one not in (times, freqs)]
@@ -196,12 +200,12 @@ def _scale(frames: Frames, fs: float, scaling: Scaling | str) -> float:
     """The factor by which squared magnitudes are multiplied."""
     check_number("fs", fs)
     if not (math.isfinite(fs) and fs > 0):
-        raise BadRequest("fs", shown(fs), "a finite number above 0: samples for each unit of time")
+        raise BadRequest("fs", shown(fs), "a finite positive number: samples per unit of time")
     window = frames.window
     by = window.sum() ** 2 if check_enum("scaling", scaling, Scaling) is Scaling.SPECTRUM else fs * (window**2).sum()
     if not by > 0:
         raise BadRequest(
-            "window", f"one of which the sum gives {by:g}", "one whose sum, of squares for a density, is above 0"
+            "window", f"a window whose sum is {by:g}", "a window whose sum (for a density, sum of squares) is positive"
         )
     return float(1 / by)
 
@@ -237,9 +241,9 @@ def _weights(frames: Frames, count: int, boundary: bool) -> Array:
         sums[number * frames.step :][: frames.size] += frames.window**2
     side = frames.size // 2 if boundary else 0
     if (sums[side : sums.size - side] <= LEAST).any():
-        expected = "a window and noverlap that leave no element without weight (scipy.signal.check_NOLA)"
-        hint = "" if boundary else "boundary=True: the first and the last frame's ends are no part of the result then"
-        raise BadRequest("window", f"frames of {frames.size}, one each {frames.step}", expected, hint)
+        expected = "a window and noverlap that give every element a nonzero weight (scipy.signal.check_NOLA)"
+        hint = "" if boundary else "with boundary=True the ends of the first and last frame are not part of the result"
+        raise BadRequest("window", f"frames of {frames.size} elements, one every {frames.step}", expected, hint)
     return np.where(sums > LEAST, sums, 1.0)
 
 

@@ -71,7 +71,8 @@ class Admission(ABC):
     def _drop(self, queue: WorkerQueue, future: Future) -> None:
         """Fail a queued request, and only then take it out: after an interrupt the worker skips it."""
         text = (
-            f"dropped for a newer request, for it was the oldest and {self.full_message([queue], 'drop_oldest', None)}"
+            "dropped in favour of a newer request, because it was the oldest and"
+            f" {self.full_message([queue], 'drop_oldest', None)}"
         )
         self.keep(future)
         is_mine, errors = future.withdraw(QueueFull(text))
@@ -124,7 +125,11 @@ class Admission(ABC):
         log("queue full", {"device": self.device, "workers": [queue.index for queue in queues]})
         why = ""
         if when_full == "block":
-            why = "; a worker's own thread cannot wait for room" if deadline is None else "; the time to wait is over"
+            why = (
+                "; a worker's own thread cannot wait for a free place"
+                if deadline is None
+                else "; the timeout has expired"
+            )
         return f"the queue of {where} of {self.device} is full ({queues[0].limit} requests each){why}"
 
     def make_room(self) -> None:

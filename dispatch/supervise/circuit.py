@@ -58,7 +58,7 @@ class Circuit:
             within = self.cooling_down or self.limit.count()
         if not within:
             text = (
-                f"the workers of {self.device} broke {self.limit.describe()}, the last time with {error_text(defect)}"
+                f"the workers of {self.device} failed {self.limit.describe()}, the last time with {error_text(defect)}"
             )
             self.open_circuit(text, defect)
         if self.cooling_down:

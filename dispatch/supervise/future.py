@@ -39,7 +39,7 @@ __all__ = [
 
 LONGEST = 200  # characters of an error in a repr
 ALREADY_CLAIMED = object()  # returned by `claim` if the request was claimed before
-TOO_LATE = "the time it was submitted with was over before a worker could start it; it was not run"
+TOO_LATE = "its deadline passed before a worker could start it; it was not run"
 
 
 class QueueLike(Protocol):
@@ -134,7 +134,7 @@ class Future(Generic[R_co]):
         An error that a callback raises on a worker is raised when the supervisor is closed.
         """
         if not callable(callback):
-            raise TypeError(f"a callback is called with the future; {type(callback).__name__} cannot be called")
+            raise TypeError(f"a callback is called with the future; {type(callback).__name__} is not callable")
         wait_list = ensure_wait_list(self)
         wait_list.callbacks.append(callback)
         if self._status:
@@ -163,7 +163,7 @@ class Future(Generic[R_co]):
 
     def __reduce__(self) -> NoReturn:
         """Refuse copies and pickles: a copy would never be settled."""
-        raise TypeError(f"a {type(self).__name__} is one outcome that cannot be copied or pickled: take its result()")
+        raise TypeError(f"a {type(self).__name__} cannot be copied or pickled: use its result()")
 
     def __repr__(self) -> str:
         """The state, on one line, with the error of a failed one; showing that does not count as reading it."""
@@ -266,7 +266,7 @@ class Future(Generic[R_co]):
             raise
         wait_list.remove_gate(gate)
         if not self._status:
-            raise TimeoutError(f"the request has not ended after {timeout:g} s; it goes on")
+            raise TimeoutError(f"the request has not completed after {timeout:g} s; it continues")
 
     def _error(self) -> BaseException:
         if self._status == CANCELLED:
@@ -325,7 +325,7 @@ class ConditionalFuture(Future[R_co]):
         for future in self.after:
             if future._status > DONE:
                 how = "was cancelled" if future._status == CANCELLED else f"failed: {error_text(future._value)}"
-                error = DependencyFailed(f"it was not run, for a request that it was submitted to run after {how}")
+                error = DependencyFailed(f"it was not run, because a request that it depends on (after=) {how}")
                 error.__cause__ = future._value
                 return error
         return None

@@ -164,7 +164,7 @@ class Journal:
     def _entry(self, request: Any) -> dict[str, Any]:
         """A request's entry and row; for a request that cannot be written, the reason: it cannot be rerun."""
         if not isinstance(request, Request):
-            return {"op": None, "why": f"a {type(request).__name__} is no request"}
+            return {"op": None, "why": f"a {type(request).__name__} is not a request"}
         try:
             return {**self._writer.request(request), "row": self._row(request)}
         except Exception as error:  # noqa: BLE001  # any error of a user's request class
@@ -230,13 +230,13 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], list[dict[str, A
         raise BadRequest("journal", str(path), "lines of JSON objects", str(error)) from None
     version = lines[begins[-1]]["journal"] if begins else None
     if type(version) is not int or version != VERSION:
-        actual = "of no version" if version is None else f"of version {shown(version)}"
+        actual = "a file without a version" if version is None else f"a journal of version {shown(version)}"
         raise BadRequest("journal", f"{path}, {actual}", f"a journal of version {VERSION}")
     defined: set[int] = set()
     for number, line in enumerate(lines[begins[-1] :], begins[-1] + 1):
         wrong = _line_error(line, defined)
         if wrong:
-            raise BadRequest("journal", f"{path}, line {number}: {wrong}", "what a supervisor has written")
+            raise BadRequest("journal", f"{path}, line {number}: {wrong}", "a journal that a supervisor has written")
     return lines[begins[-1]], lines[begins[-1] + 1 :]
 
 
@@ -279,7 +279,7 @@ def _line_error(line: Any, defined: set[int]) -> str:
     if kind is None:
         return shown(line)
     if sum(name in line for name in LINES) > 1:
-        return f"a {kind} and more: {shown(line)}"
+        return f"a {kind} with unknown keys: {shown(line)}"
     must, may = LINES[kind]
     for name, check in (*must.items(), *((name, check) for name, check in may.items() if name in line)):
         if name not in line or not check(line[name]):
@@ -287,9 +287,9 @@ def _line_error(line: Any, defined: set[int]) -> str:
     if kind == "define":
         defined.add(line["define"])
         if "why" not in line and not (isinstance(line.get("fields"), dict) and "class" in line):
-            return "a request without a class or fields"
+            return "a request without a class or without fields"
     if kind == "journal" and line["isolation"] not in ("thread", "process"):
         return f"isolation is {shown(line['isolation'])}"
     if kind == "request" and line["is"] not in defined:
-        return f"request {line['request']} is {line['is']}, which is not defined before"
+        return f"request {line['request']} is {line['is']}, which no earlier line defines"
     return ""

@@ -77,7 +77,7 @@ class RestartLimit:
     def describe(self) -> str:
         """How often workers have broken, for the error of an open circuit."""
         if self._failed_starts > self.max_restarts:
-            times = f"{self._failed_starts} starts in a row failed"
+            times = f"{self._failed_starts} consecutive starts failed"
         else:
             times = f"{len(self._breaks)} times in {self.max_seconds:g} s"
         after = "" if self.cooldown is None else f", cooldown={self.cooldown:g}"
@@ -86,5 +86,5 @@ class RestartLimit:
     def advice(self) -> str:
         """What to do when the circuit is open."""
         if self.cooldown is None:
-            return "make a new supervisor"
-        return f"it is tried again {self.cooldown:g} s after that"
+            return "create a new supervisor"
+        return f"the next attempt is {self.cooldown:g} s after the last failure"

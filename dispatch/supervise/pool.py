@@ -179,7 +179,7 @@ class WorkerPool(Admission, Circuit):
 
     def undo_start(self) -> None:
         """After a failed start: end everything that was started, and wait until nothing is left."""
-        self.end(CANCELLING, Closed(f"the supervisor of {self.device} could not be made"))
+        self.end(CANCELLING, Closed(f"the supervisor of {self.device} could not be created"))
         _pools.discard(self)
         self.device.supervisors.discard(self)
         while self._starters and not self._is_started:
@@ -190,7 +190,9 @@ class WorkerPool(Admission, Circuit):
     def enqueue_ranked(self, queue: WorkerQueue, futures: Sequence[Future], priority: Any) -> None:
         """Queue futures with a priority or with dependencies; the first makes `pending` a PriorityQueue."""
         if not isinstance(priority, int) or priority not in PRIORITIES:
-            raise BadRequest("priority", repr(priority), " or ".join(map(str, PRIORITIES)), "the smaller goes first")
+            raise BadRequest(
+                "priority", repr(priority), " or ".join(map(str, PRIORITIES)), "requests with smaller numbers run first"
+            )
         with self.lock:
             if type(queue.pending) is not PriorityQueue:
                 queue.pending = PriorityQueue(queue.pending, self.may_start)  # type: ignore[arg-type]
@@ -269,7 +271,7 @@ class WorkerPool(Admission, Circuit):
 
     def finish(self, why: str = "with its device") -> None:
         """Run the queued requests, and end; the device calls this before it is closed."""
-        self.end(CLOSING, Closed(f"the supervisor of {self.device} was closed {why}; make a new one"))
+        self.end(CLOSING, Closed(f"the supervisor of {self.device} was closed {why}; create a new one"))
         self.join()
 
     def is_own_thread(self) -> bool:
@@ -301,7 +303,7 @@ class WorkerPool(Admission, Circuit):
         """
         is_news = self.state <= OPEN
         if is_news:
-            self.refusal = Closed("the supervisor is gone")
+            self.refusal = Closed("the supervisor no longer exists")
             self.state = CANCELLING
         with suppress(RuntimeError):
             self.cooldown_gate.release()
@@ -310,7 +312,7 @@ class WorkerPool(Admission, Circuit):
         if not is_news:
             return
         warnings.warn(
-            f"a supervisor of {self.device} was dropped without close(); what was queued is cancelled",
+            f"a supervisor of {self.device} was garbage-collected without close(); its queued requests are cancelled",
             ResourceWarning,
             2,
         )
@@ -321,8 +323,8 @@ class WorkerPool(Admission, Circuit):
         self.launch_lock = threading.Lock()
         self.gates = []
         self.refusal = Closed(
-            f"this supervisor of {self.device} was made before os.fork(), which leaves its threads and the CUDA context"
-            " behind; make it in the child, and start children with the 'spawn' method"
+            f"this supervisor of {self.device} was created before os.fork(), and its threads and the CUDA context do"
+            " not exist in the child; create it in the child, and start children with the 'spawn' method"
         )
         self.state = BROKEN
         for queue in self.queues:
@@ -349,7 +351,7 @@ def is_exhausted(error: BaseException) -> bool:
 
 def start_failure(device: Device, error: BaseException) -> DispatchError:
     """The error of a supervisor that could not be started."""
-    hint = "is the limit of threads, processes, descriptors or memory reached?"
+    hint = "check the limits of threads, processes, file descriptors and memory"
     failure = WorkerFailed(f"the supervisor of {device} could not be started: {error!r}; {hint}")
     failure.__cause__ = error
     return failure

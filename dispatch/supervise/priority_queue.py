@@ -94,13 +94,13 @@ class PriorityQueue:
             level = self._levels[index]
             if self._is_open(level):
                 return level
-        raise IndexError("nothing that may start")
+        raise IndexError("no request that may start")
 
     def _level_of(self, future: Future) -> deque[Future]:
         for level in self._levels:
             if future in level:
                 return level
-        raise ValueError("it has been taken out")
+        raise ValueError("it was removed")
 
     def _is_open(self, level: deque[Future]) -> bool:
         try:

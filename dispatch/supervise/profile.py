@@ -100,7 +100,7 @@ class Profile:
         return "\n".join(lines)
 
     def _dropped(self) -> str:
-        return f"; {self.dropped:,} more had no room" if self.dropped else ""
+        return f"; {self.dropped:,} more did not fit into the buffers" if self.dropped else ""
 
     def chrome_trace(self) -> dict[str, Any]:
         """A trace for chrome://tracing and Perfetto (https://ui.perfetto.dev): a row for each stream of each GPU."""

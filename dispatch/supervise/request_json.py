@@ -152,7 +152,7 @@ class Memory:
         """The tensor of an entry, at its old offset in its storage; BadRequest for an invalid entry."""
         layout = self._layout(entry, 0)
         if entry["offset"] + layout.high > self._ends.get(entry["tensor"], 0):
-            raise BadRequest("tensor", shown(entry), "one that the journal has shown before")
+            raise BadRequest("tensor", shown(entry), "a tensor that an earlier line of the journal defines")
         storage = self._storages.get(entry["tensor"])
         if storage is None:
             storage = self._random_storage(self._ends[entry["tensor"]], Dtype.by_name[entry["dtype"]])
@@ -171,14 +171,14 @@ class Memory:
         low, high = entry["offset"] + layout.low, entry["offset"] + layout.high
         if low < 0 or high > MACHINE_MEMORY or entry["offset"] % max(kind.itemsize, 1):
             actual, expected = f"bytes {low} to {high} of a storage", f"whole elements from 0 to {MACHINE_MEMORY}"
-            raise BadRequest("tensor", actual, expected, "the journal was damaged, or changed")
+            raise BadRequest("tensor", actual, expected, "the journal was damaged or edited")
         return layout
 
     def _random_storage(self, nbytes: int, kind: Dtype) -> Storage:
         count = -(-nbytes * 8 // kind.bits)
         count += count % 2  # an even number, so that packed types fill bytes
         if 8 * count + nbytes > MACHINE_MEMORY:  # the random numbers, and the tensor made from them
-            raise OutOfMemory(f"a tensor of {nbytes} bytes is more than this machine can fill")
+            raise OutOfMemory(f"a tensor of {nbytes} bytes is larger than the memory of this machine")
         numbers: Any = self._rng.integers(0, 2, count)
         if kind.numpy.kind not in "biu":
             numbers = self._rng.uniform(0.5, 2, count)  # a range that every type has, scale factors included
@@ -193,7 +193,7 @@ def _read_layout(entry: Json) -> tuple[Dtype, tuple[int, ...], tuple[int, ...]]:
         raise BadRequest("tensor", shown(entry), "a dtype, a shape, and as many strides")
     numbers = (entry.get("tensor"), entry.get("offset"), *shape, *strides)
     if not all(type(number) is int and abs(number) <= MAX_NUMBER for number in numbers) or min(shape, default=0) < 0:
-        raise BadRequest("tensor", shown(entry), "whole numbers that fit into memory")
+        raise BadRequest("tensor", shown(entry), "whole numbers whose product fits into memory")
     return kind, check_shape("shape", shape, kind.bits), tuple(strides)
 
 
@@ -211,7 +211,7 @@ class Reader:
         except (DispatchError, MemoryError):
             raise
         except Exception as error:  # the entry is damaged, or the class refuses a field with its own error
-            expected = "one that this class has written"
+            expected = "a value that this class has written"
             reason = f"{type(error).__name__}: {error}"
             raise BadRequest("entry", shown(entry.get("class")), expected, reason) from error
 
@@ -249,7 +249,9 @@ class Reader:
 
     def _named(self, kind: str, value: Json) -> Any:
         if kind not in ("enum", "constant", "dataclass", "namedtuple"):
-            raise BadRequest("field", f"a {value.get('other', kind)}", "a number, a string, a tensor, or made of those")
+            raise BadRequest(
+                "field", f"a {value.get('other', kind)}", "a number, a string, a tensor, or a container of these"
+            )
         target = self._find(value[kind])
         if kind == "constant" and is_dataclass(target):
             return target
@@ -265,7 +267,7 @@ class Reader:
     def _find(self, name: str) -> Any:
         module, _, path = name.partition(":")
         if module.partition(".")[0] != OWN_PACKAGE and module not in self._modules:
-            raise BadRequest("class", name, "one of this package", f"say that the file may use it: --setup {module}")
+            raise BadRequest("class", name, "a class of this package", f"allow the file to use it: --setup {module}")
         target: Any = importlib.import_module(module)
         for part in path.split("."):
             target = getattr(target, part)

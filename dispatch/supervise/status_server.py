@@ -175,7 +175,7 @@ def _ask(name: str, pid: int) -> dict[str, Any] | None:
             client.connect(f"\0{name[1:]}")
             who = _peer(client)[0]
             if who != pid:
-                raise PermissionError(f"process {who} answers in the name of process {pid}")
+                raise PermissionError(f"process {who} answers at the address of process {pid}")
             data, until = bytearray(), monotonic() + TIMEOUT  # for the whole answer, even if it arrives slowly
             while len(data) <= LONGEST and (part := client.recv(1 << 16)):
                 data += part

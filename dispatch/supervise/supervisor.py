@@ -250,7 +250,7 @@ class Supervisor:
         if self._when_full == "raise" and len(futures) > sum(
             max(queue.limit - len(queue.pending), 0) for queue in queues
         ):
-            raise QueueFull(f"{pool.full_message(queues, 'raise', None)}, or has no room for {len(futures)} more")
+            raise QueueFull(f"{pool.full_message(queues, 'raise', None)}, or cannot hold {len(futures)} more requests")
         try:
             self._enqueue(futures, requests, queues, priority, ranked=bool(priority or dependencies))
         except BaseException:  # as in `submit`

@@ -117,7 +117,7 @@ class AsyncClose:
             outcome = self._undelivered or self._error
         if outcome is not None:
             context: dict[str, Any] = {
-                "message": "a supervisor that nobody waited for was closed",
+                "message": "a supervisor was closed without waiting for it",
                 "exception": outcome,
             }
             self._loop.call_exception_handler(context)

@@ -154,7 +154,7 @@ class Worker:
             self._fail(future, BadRequest("request", type(request).__name__, "a dispatch.Request", hint))
             return
         failure = WorkerFailed(
-            f"worker {self.queue.index} of {self.device} broke on {describe_request(request)}: {error_text(error)}"
+            f"worker {self.queue.index} of {self.device} failed on {describe_request(request)}: {error_text(error)}"
         )
         failure.__cause__ = error
         self._fail(future, failure)
@@ -174,7 +174,8 @@ class Worker:
                 return error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
             text = describe_request(request)
             short = OutOfMemory(
-                f"{self.device} has not enough memory for {text}, caches freed: {error_text(error, str)}"
+                f"{self.device} does not have enough memory for {text}, even after its caches were freed:"
+                f" {error_text(error, str)}"
             )
             short.__cause__ = error
             return short

@@ -34,8 +34,8 @@ INT8  = (lines_by_4, *PLAIN)
 SM80  = Arch(80)
 V12, V13_1 = (12, 9), (13, 1)
 EX    = ("cublas", "cublasGemmEx", cublas_matmul, ("H100",))
-AS_F32 = "as f32, or f32 itself where the library finds that faster or the GPU has no such way"
-AS_F64 = "as f64, or f64 itself where the library finds that faster or the GPU has no such way"
+AS_F32 = "as precise as f32; computed in f32 where the library expects that to be faster or the GPU has no emulation"
+AS_F64 = "as precise as f64; computed in f64 where the library expects that to be faster or the GPU has no emulation"
 
 GPU_ROWS = (
 #       op        a     b     c     d       compute    rules  min_arch, max_arch, min_version, calls, run_on, fusion
@@ -65,5 +65,5 @@ GPU_ROWS = (
 HOST_ROWS = tuple(
     on_host(row, numpy_matmul, library="numpy-cublas", function="matmul", stands_for="cublas") for row in GPU_ROWS
 )
-UNREAD = f"{IEEE}; NaN times an alpha of 0 is the kernel's choice"
+UNREAD = f"{IEEE}; NaN times an alpha of 0 depends on the kernel"
 ROWS = stated(replace(row, nonfinite="" if row.dtypes[-1] is I32 else UNREAD) for row in (*GPU_ROWS, *HOST_ROWS))

@@ -86,9 +86,9 @@ SM80, SM90, SM100 = Arch(80), Arch(90), Arch(100)
 LT   = ("cublasLt", "cublasLtMatmul", cublaslt_matmul)
 LT_G = ("cublasLt", "cublasLtMatmul", exact_gelu_matmul)
 H200 = ("H200",)
-BEHIND = "GELU and its gradient are a kernel of this library, behind the product"
-ROUGH  = "GELU and its gradient are off by up to 3e-10 of their argument"
-NEAR   = "GELU is off by up to 5e-6 of its argument, its gradient by 2e-5"
+BEHIND = "GELU and its gradient are computed by a kernel of this library after the product"
+ROUGH  = "GELU and its gradient have an error of up to 3e-10 times their argument"
+NEAR   = "GELU has an error of up to 5e-6 times its argument, its gradient of 2e-5"
 V12  = (12, 9)
 
 GPU_ROWS = (

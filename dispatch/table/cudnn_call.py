@@ -32,8 +32,8 @@ COMP_64F, COMP_32F, FAST_TF32 = Compute.COMPUTE_64F, Compute.COMPUTE_32F, Comput
 SM75, SM80 = Arch(75), Arch(80)  # the oldest GPU for cuDNN 9 with CUDA 13; bf16 and TF32 exist from sm_80 on
 V9 = (9, 0)
 H200 = ("H200",)
-PASSED_OVER = "as IEEE 754 has them, but for neighbours in a window, which may pass over NaN"
-SPREADS = "reach neighbours outside their window as well: sums over windows are differences of sums over lines"
+PASSED_OVER = "follow IEEE 754, except that neighbours in a window may ignore NaN"
+SPREADS = "also affect neighbours outside their window: sums over windows are differences of sums over lines"
 
 SOFTMAX_FWD     = ("cudnn", "cudnnSoftmaxForward",        cudnn_softmax)
 SOFTMAX_BWD     = ("cudnn", "cudnnSoftmaxBackward",       cudnn_softmax)

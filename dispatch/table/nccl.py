@@ -67,6 +67,6 @@ PLAIN = tuple(_row(op, dtype, *made) for op, made in FUNCTIONS.items() for dtype
 PAIRS = tuple(row for dtype in DTYPES for row in _all_to_all(dtype))
 BARRIER = replace(_row("barrier", U8, "ncclAllReduce", V2_18), rules=())
 GPU_ROWS = (*PLAIN, *PAIRS, BARRIER)
-BY_MPI = "between processes MPI's call, or gloo's exchange of bytes; between threads NumPy"
+BY_MPI = "between processes a call of MPI, or an exchange of bytes by gloo; between threads NumPy"
 HOST_ROWS = tuple(replace(on_host(row, host_collective, stands_for="nccl"), note=BY_MPI) for row in GPU_ROWS)
 ROWS = stated((*GPU_ROWS, *HOST_ROWS))

@@ -97,7 +97,7 @@ def no_row(
         raise BadRequest(
             "library",
             shown(library),
-            f"one that has rows of {request.op}: {', '.join(names)}; or None",
+            f"a library that has rows of {request.op}: {', '.join(names)}; or None",
             f"did you mean {like!r}?" if like else "",
         )
     tried = reasons(request, arch, versions)
@@ -214,11 +214,11 @@ def explain(request: Request, arch: Arch | None = None, versions: Versions = ANY
     tuned = ""
     if request.autotune and where != HOST:
         count = sum(1 for _ in candidates(request, where, versions))
-        tuned = f"{count} rows take it, and race when it first runs" if count > 1 else ""
+        tuned = f"{count} rows take it; they are timed when it first runs" if count > 1 else ""
         if plan is not None and tuned:
-            chosen, tuned = plan.row, f"{plan.row.name} won a race of {count} rows"
+            chosen, tuned = plan.row, f"{plan.row.name} was the fastest of {count} rows"
     before = itertools.takewhile(lambda entry: entry[0] is not chosen, reasons(request, where, versions))
-    lost = (Refusal(Kind.RULE, "takes it, and did not win the race"),)
+    lost = (Refusal(Kind.RULE, "takes it, but was not the fastest"),)
     refused = tuple((row.name, tuple(why) or lost) for row, why in before if row.on(where))
     return Explanation(request.describe(), chosen, refused, _launch(plan), tuned=tuned)
 

@@ -66,7 +66,7 @@ def _the_table() -> Table:
 def _reduced(table: Table) -> tuple[Any, ...]:
     """TABLE is pickled by its name, and so is `dispatch.register`, its method; other tables cannot be pickled."""
     if table is not TABLE:
-        raise TypeError("a Table other than dispatch.TABLE is not pickled: its rows may be changed")
+        raise TypeError("only dispatch.TABLE can be pickled, because the rows of another Table may have been changed")
     return _the_table, ()
 
 

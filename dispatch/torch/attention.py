@@ -77,7 +77,7 @@ def scaled_dot_product_attention(
     check_tensors(DTYPES, query=query, key=key, value=value)
     _check_shapes(query, key, value)
     if type(dropout_p) not in (int, float) or not 0 <= dropout_p < 1:
-        raise BadRequest("dropout_p", repr(dropout_p), "a probability from 0 to below 1")
+        raise BadRequest("dropout_p", repr(dropout_p), "a probability p with 0 <= p < 1")
     bias, masked_queries = _bias_of(attn_mask, query, key, is_causal)
     if dropout_p == 0 and not needs_gradient(query, key, value, bias) and ATTENTION.direct(query, key, value, bias):
         result = _inference(query, key, value, bias, is_causal, scale)
@@ -114,7 +114,7 @@ def _inference(query: Any, key: Any, value: Any, bias: Any, is_causal: bool, sca
 def _check_shapes(query: Any, key: Any, value: Any) -> None:
     for name, t in (("query", query), ("key", key), ("value", value)):
         if t.ndim != 4:
-            hint = "x.unsqueeze(0) adds a batch, x.flatten(0, -4) makes one of several axes"
+            hint = "x.unsqueeze(0) adds a batch axis, x.flatten(0, -4) merges several into one"
             raise BadRequest(name, f"shape {tuple(t.shape)}", "four axes: (batch, heads, sequence, head)", hint)
         if t.shape[0] != query.shape[0]:
             raise BadRequest(name, f"shape {tuple(t.shape)}", f"a batch of {query.shape[0]}, as query has")
@@ -134,7 +134,7 @@ def _bias_of(mask: Any, query: Any, key: Any, is_causal: bool) -> tuple[Any, Any
     if not isinstance(mask, torch.Tensor):
         raise BadRequest("attn_mask", f"a {type(mask).__name__}", "a torch.Tensor, or None")
     if is_causal:
-        raise BadRequest("attn_mask", "a mask with is_causal", "one of the two", "mask & torch.ones(…).tril()")
+        raise BadRequest("attn_mask", "a mask with is_causal", "only one of the two", "mask & torch.ones(…).tril()")
     if mask.dtype not in (torch.bool, query.dtype) or mask.device != query.device:
         what = f"torch.bool or {query.dtype} on {query.device}"
         raise BadRequest("attn_mask", f"a tensor of {mask.dtype} on {mask.device}", what, "mask.to(…)")

@@ -60,7 +60,12 @@ def conv2d(
     if activation not in (None, "relu"):
         raise BadRequest("activation", repr(activation), 'None or "relu"')
     if residual is not None and activation is None:
-        raise BadRequest("residual", "a tensor without an activation", 'one with activation="relu"', "add it yourself")
+        raise BadRequest(
+            "residual",
+            "a residual without an activation",
+            'a residual only with activation="relu"',
+            "add the residual to the result",
+        )
     _check_shapes(x, weight, bias, groups)
     y: torch.Tensor = CONV(x, weight, bias, residual, geometry, groups, activation == "relu")
     return y
@@ -76,8 +81,10 @@ def _pair(name: str, value: Any, least: int) -> tuple[int, int]:
 def _check_shapes(x: Any, weight: Any, bias: Any, groups: Any) -> None:
     for name, t in (("x", x), ("weight", weight)):
         if t.ndim != 4 or 0 in t.shape:
-            hint = "leave an empty batch out" if t.ndim == 4 else "x.unsqueeze(0) adds a batch" if t is x else ""
-            raise BadRequest(name, f"shape {tuple(t.shape)}", "four axes of 1 or more", hint)
+            hint = (
+                "skip the call for an empty batch" if t.ndim == 4 else "x.unsqueeze(0) adds a batch" if t is x else ""
+            )
+            raise BadRequest(name, f"shape {tuple(t.shape)}", "four axes with extents of 1 or more", hint)
     if type(groups) is not int or groups < 1 or x.shape[1] != weight.shape[1] * groups or weight.shape[0] % groups:
         what = f"{groups!r} with x {tuple(x.shape)} and weight {tuple(weight.shape)}"
         raise BadRequest("groups", what, "weight (K, C / groups, …) where groups divides C and K")

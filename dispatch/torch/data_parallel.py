@@ -79,14 +79,18 @@ class DataParallel:
     def _check(self, parameters: list[torch.nn.Parameter]) -> None:
         if not parameters:
             raise BadRequest(
-                "module", "a module without parameters that require a gradient", "at least one such parameter"
+                "module",
+                "a module without parameters that require a gradient",
+                "a module with at least one such parameter",
             )
         for parameter in parameters:
             expected = "cpu" if self.comm.device.is_host else f"cuda:{self.comm.device.ordinal}"
             actual = str(parameter.device)
             if actual != expected:
                 hint = f"module.to({expected!r}) before data_parallel"
-                raise BadRequest("module", f"a parameter on {actual}", f"all on {expected}, the device of comm", hint)
+                raise BadRequest(
+                    "module", f"a parameter on {actual}", f"all parameters on {expected}, the device of comm", hint
+                )
             if not parameter.is_floating_point():
                 raise BadRequest("module", f"a parameter of {parameter.dtype}", "floating-point ones")
 
@@ -156,7 +160,7 @@ class DataParallel:
 
     def _pass_started(self, task: int) -> None:
         if self._pass_id != NO_PASS:
-            what = f"{self!r}: a backward pass ended with an error, and the other ranks wait for its gradients"
+            what = f"{self!r}: a backward pass raised an error, and the other ranks wait for its gradients"
             self.comm.raise_failed(CollectiveError(what))
         self._pass_id = task
         Variable._execution_engine.queue_callback(self._pass_ended)

@@ -82,7 +82,7 @@ class Report:
 
     def __call__(self, *_: Any, **__: Any) -> NoReturn:
         text = "fuse changes the model itself and returns a report: call the model"
-        raise TypeError(f"a {type(self).__name__} is no model; {text}")
+        raise TypeError(f"a {type(self).__name__} is not a model; {text}")
 
     def _install(self, module: nn.Module, forward: Any, name: str = "forward") -> None:
         forward.__name__ = name  # pickle looks methods up by it: a saved model loads with the forwards of its classes

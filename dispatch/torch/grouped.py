@@ -66,9 +66,7 @@ def _checked_ends(ends: Any, total: int, groups: int) -> list[int]:
     if numbers is None or len(numbers) != groups or any(type(end) is not int for end in numbers):
         raise BadRequest("ends", repr(ends), f"{groups} integers, or a tensor", "itertools.accumulate(sizes)")
     if any(after < before for before, after in pairwise((0, *numbers))) or (numbers and numbers[-1] > total):
-        raise BadRequest(
-            "ends", repr(ends), f"numbers that do not decrease, at most {total}", "itertools.accumulate(sizes)"
-        )
+        raise BadRequest("ends", repr(ends), f"non-decreasing numbers, at most {total}", "itertools.accumulate(sizes)")
     return numbers
 
 

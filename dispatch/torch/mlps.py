@@ -58,7 +58,7 @@ def _check(x: Any, weight1: Any, bias1: Any, weight2: Any, bias2: Any) -> None:
     operands = {"x": x, "weight1": weight1, "bias1": bias1, "weight2": weight2, "bias2": bias2}
     check_tensors(products.DTYPES, **{name: t for name, t in operands.items() if t is not None or "bias" not in name})
     if x.ndim < 1:
-        raise BadRequest("x", "a tensor of no axes", "(…, in)")
+        raise BadRequest("x", "a tensor without axes", "(…, in)")
     width = x.shape[-1]
     for name, weight, bias in (("1", weight1, bias1), ("2", weight2, bias2)):
         if weight.ndim != 2 or weight.shape[1] != width:

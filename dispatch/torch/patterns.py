@@ -110,7 +110,7 @@ class Patterns:
         why = EXACT_GELU if name == "exact" else ""
         with_hooks = [one.target for one in (before, node) if one.op == "call_module" and self._has_hooks(one)]
         if len(before.users) > 1:
-            why = "its result has other readers, too"
+            why = "its result is also used elsewhere"
         elif with_hooks:
             why = f"{with_hooks[0]} has hooks"
         elif conv is not None and name != "relu":
@@ -164,7 +164,7 @@ class Patterns:
         if any(len(node.users) > 1 for node in inner):
             if relu is not None:  # the batch norm alone may still be folded
                 return False
-            self._report_kept(before, "its result has other readers, too")
+            self._report_kept(before, "its result is also used elsewhere")
         elif with_hooks:
             self._report_kept(before, f"{with_hooks[0]} has hooks")
         elif isinstance(conv.padding, str) or conv.padding_mode != "zeros":

@@ -90,7 +90,7 @@ def check(x: Any, weight: Any, bias: Any, activation: Any) -> None:
         hint = '"gelu" is the tanh approximation'
         raise BadRequest("activation", repr(activation), 'None, "relu" or "gelu"', hint)
     if x.ndim < 1:
-        raise BadRequest("x", "a tensor of no axes", "(…, in)")
+        raise BadRequest("x", "a tensor without axes", "(…, in)")
     if weight.ndim != 2 or weight.shape[1] != x.shape[-1]:
         raise BadRequest("weight", f"shape {tuple(weight.shape)}", f"(out, {x.shape[-1]}), for x {tuple(x.shape)}")
     if bias is not None and bias.shape != weight.shape[:1]:

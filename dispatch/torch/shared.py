@@ -201,7 +201,7 @@ def define(
 def _refuse_vmap(name: str) -> Callable[..., Any]:
     def refuse(_info: Any, _in_dims: Any, *_operands: Any) -> Any:
         what = f"torch.vmap over dispatch::{name}"
-        raise BadRequest(name, what, "operands without an axis of vmap", "pass that axis as a leading one of x")
+        raise BadRequest(name, what, "operands without a vmap axis", "pass that axis as a leading axis of x")
 
     return refuse
 

@@ -50,7 +50,7 @@ def modes() -> tuple[Any, ...] | str:
     if _hooks_of_saved is None or _hooks_of_saved(True) is not None:
         return "there are saved-tensor hooks"
     if _in_backward() != -1:
-        return "it is called within a backward pass"
+        return "it is called inside a backward pass"
     device_type = training_call.DEVICE_TYPE
     dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
     return (dtype, torch._C._get_cudnn_deterministic(), torch.is_deterministic_algorithms_warn_only_enabled())

@@ -49,7 +49,7 @@ def from_ray(
     check_int("rank", rank, 0, size - 1)
     check_bool("restarts", restarts)
     if not name or str(name) != name:
-        raise BadRequest("name", repr(name), "a word that only the ranks of this world use")
+        raise BadRequest("name", repr(name), "a name that only the ranks of this world use")
     if not ray().is_initialized():
         hint = "call it in a method of an actor; dispatch.ray.RayWorld starts actors"
         raise BadRequest(

@@ -50,12 +50,14 @@ class LocalWorld:
     ) -> None:
         check_number("deadline", deadline, low=1e-3, high=1e9)
         if isinstance(devices, str) or not isinstance(devices, Iterable):
-            raise BadRequest("devices", repr(devices), "a list, a device for each rank", 'such as ["host"] * 4')
+            raise BadRequest("devices", repr(devices), "a list with a device for each rank", 'such as ["host"] * 4')
         homes = [resolve_device(each, "host") for each in devices]
         if not homes or len({home.is_host for home in homes}) > 1:
-            raise BadRequest("devices", f"{[str(home) for home in homes]}", "GPUs, or the host several times")
+            raise BadRequest("devices", f"{[str(home) for home in homes]}", "only GPUs, or only the host, repeated")
         if not homes[0].is_host and len(set(homes)) < len(homes):
-            raise BadRequest("devices", f"{[str(home) for home in homes]}", "each GPU once, for NCCL takes none twice")
+            raise BadRequest(
+                "devices", f"{[str(home) for home in homes]}", "each GPU once, because NCCL does not accept a GPU twice"
+            )
         self.closed, self._deadline, self._devices, self._kind = False, deadline, homes, kind
         self._maker = _threads_maker() if homes[0].is_host else nccl_maker(config)
         self._has_disposal_thread = False
@@ -126,7 +128,7 @@ class LocalWorld:
         self._check()
         self._generation = 1 + max(world.generation for world in self.worlds)
         for world in self.worlds:
-            world.communicator.abort("its world is rebuilt")
+            world.communicator.abort("its world was rebuilt")
             world.close()
         self._start_worlds()
         return self
@@ -135,8 +137,8 @@ class LocalWorld:
         if self.closed:
             raise Closed(f"{self!r} was closed")
         if get_ident() in self._calling_threads:  # its thread would wait for itself
-            hint = "the `world` that the function is given has what a rank may do"
-            raise BadRequest("run", "a call from within a rank's function", "one from outside of it", hint)
+            hint = "a rank calls the methods of the `world` that its function receives"
+            raise BadRequest("run", "a call inside a rank's function", "a call outside of it", hint)
 
     def close(self) -> None:
         """Close all worlds and end the threads; a second call does nothing."""
@@ -158,7 +160,7 @@ class LocalWorld:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is not None:
             for world in self.worlds:
-                world.communicator.abort(f"its world was left by {type(error).__name__}")
+                world.communicator.abort(f"the block of its world ended with {type(error).__name__}")
         self.close()
 
     def __repr__(self) -> str:

@@ -56,7 +56,7 @@ def agree_on_members(
         if answer is not None:
             return _accept_answer(mesh, *answer)
         mesh.send(leader, {"kind": "leave", "generation": generation})
-    raise RankLeftOut(f"member {mesh.me} is no candidate for generation {generation}: {list(candidates)}")
+    raise RankLeftOut(f"member {mesh.me} is not a candidate for generation {generation}: {list(candidates)}")
 
 
 def _is_answer(message: Message, generation: int) -> bool:
@@ -67,8 +67,8 @@ def _accept_answer(mesh: Mesh, leader: int, message: Message) -> Membership:
     me, members = mesh.me, tuple(message.get("members", ()))
     if message["kind"] == "out" or me not in members:
         mesh.on_message(leader, message)  # keep the answer: asking again does not change it
-        who = f"member {leader} has made generation {message['generation']} of {list(members)}"
-        raise RankLeftOut(f"member {me} was not heard in time: {who}")
+        who = f"member {leader} has formed generation {message['generation']} of {list(members)}"
+        raise RankLeftOut(f"member {me} was not heard by its deadline: {who}")
     return Membership(members, message["generation"], message["payload"])
 
 

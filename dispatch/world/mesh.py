@@ -145,7 +145,7 @@ def receive_message(connection: socket.socket) -> Message:
         raise ConnectionError(f"a message of {size} bytes")
     message = json.loads(_receive_exactly(connection, size))
     if not isinstance(message, dict):
-        raise ConnectionError("a message that is no object")
+        raise ConnectionError("a message that is not an object")
     return message
 
 
@@ -154,7 +154,7 @@ def _receive_exactly(connection: socket.socket, size: int) -> bytes:
     while len(data) < size:
         part = connection.recv(size - len(data))
         if not part:
-            raise ConnectionError("the line has ended")
+            raise ConnectionError("the connection was closed")
         data += part
     return data
 
@@ -259,7 +259,7 @@ def _accept(own: socket.socket, job: str, until: float, what: str) -> tuple[int,
     while True:
         seconds = until - time.monotonic()
         if seconds <= 0:
-            raise CollectiveTimeout(f"{what}: the others have not come in time")
+            raise CollectiveTimeout(f"{what}: the other ranks have not connected before the deadline")
         own.settimeout(seconds)
         try:
             connection, _ = own.accept()
@@ -283,7 +283,7 @@ def rendezvous(
             try:
                 answer = receive_message(connection)
             except OSError as error:
-                raise CollectiveTimeout(f"rank {rank}: rank 0 has not answered in time: {error}") from error
+                raise CollectiveTimeout(f"rank {rank}: rank 0 has not answered before the deadline: {error}") from error
         if "error" in answer:
             raise CollectiveError(answer["error"])
         return dict(enumerate(map(tuple, answer["addresses"]))), answer["job"]
@@ -291,10 +291,10 @@ def rendezvous(
     with listen(master[1]) as server:
         while len(joined) < size:
             member, address, connection = _accept_rank(
-                server, until, f"rank 0 has heard of {len(joined)} of {size} ranks"
+                server, until, f"{len(joined)} of {size} ranks have connected to rank 0"
             )
             if not 0 < member < size or member in joined:
-                send_message(connection, {"error": f"rank {member} is there already, or none of {size}"})
+                send_message(connection, {"error": f"rank {member} has already connected, or is not one of {size}"})
                 connection.close()
                 continue
             joined[member] = address, connection

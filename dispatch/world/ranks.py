@@ -89,7 +89,7 @@ class RankWorld:
             return
         member, message = entry
         kind = CollectiveTimeout if message["is_late"] else CollectiveError
-        communicator.fail(kind(f"{communicator!r}: member {member} has given up: {message['text']}"))
+        communicator.fail(kind(f"{communicator!r}: member {member} has aborted: {message['text']}"))
 
     def _announce_failure(self, error: CollectiveError) -> None:
         """Send a failure to the other ranks, unless they have reported it themselves."""
@@ -119,7 +119,7 @@ class RankWorld:
         old = self.communicator
         if self._announce_failure in old.watchers:  # other ranks may still be in a call that succeeds
             old.watchers.remove(self._announce_failure)
-        old.fail(CollectiveError(f"{old!r} was given up to rebuild its world"))
+        old.fail(CollectiveError(f"{old!r} was aborted to rebuild its world"))
         until = self.deadline if grace is None else grace
         if self._regroup is None:
             candidates = [member for member in self.members if member not in self._mesh.left]
@@ -148,7 +148,7 @@ class RankWorld:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is not None:
             self._mesh.has_failed = True
-            self.communicator.fail(CollectiveError(f"rank {self.rank} left its world by {type(error).__name__}"))
+            self.communicator.fail(CollectiveError(f"rank {self.rank} left its world with {type(error).__name__}"))
         self.close()
 
     def __repr__(self) -> str:

@@ -28,7 +28,7 @@ def ray() -> Any:
     try:
         import ray as found
     except ImportError as error:
-        requirement = "ranks and supervisors that are Ray's actors need Ray: pip install 'cudabind[ray]'"
+        requirement = "ranks and supervisors in Ray actors need Ray: pip install 'cudabind[ray]'"
         raise DeviceUnavailable(f"{requirement}; {error}") from error
     return found
 
@@ -122,14 +122,14 @@ def join_rendezvous(name: str, joining: JoinRequest, until: float) -> Rendezvous
     """Join the rendezvous of a world, and return its result; raises CollectiveTimeout or RankLeftOut."""
     module, actor, pause = ray(), None, SHORTEST
     broken = (module.exceptions.RayActorError, module.exceptions.GetTimeoutError, ValueError)
-    why = "it has waited for the others in vain"
+    why = "the other ranks did not join before its deadline"
     while time.monotonic() < until:
         try:
             if actor is None:
                 actor = rendezvous_actor(name)
             result: RendezvousResult | None = module.get(actor.join.remote(joining), timeout=SILENT_SECONDS)
         except broken as error:  # the actor ended with its creator, or its answer was lost: try again
-            actor, result, why = None, None, f"the actor of its meeting does not answer: {error}"
+            actor, result, why = None, None, f"the rendezvous actor does not answer: {error}"
         if result is not None and result.is_out:
             raise left_out_error(joining.member, result.generation, result.addresses)
         if result is not None:
@@ -143,4 +143,4 @@ def join_rendezvous(name: str, joining: JoinRequest, until: float) -> Rendezvous
 
 def left_out_error(member: int, generation: int, members: Iterable[int]) -> RankLeftOut:
     """The error for a member that has joined too late."""
-    return RankLeftOut(f"member {member} was not heard in time: generation {generation} is {sorted(members)}")
+    return RankLeftOut(f"member {member} was not heard by its deadline: generation {generation} is {sorted(members)}")

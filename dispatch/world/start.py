@@ -99,7 +99,7 @@ def first_membership(
         return agreed
     received = mesh.take(lambda _, message: message["kind"] == "members", until, lambda: leader in mesh.lost)
     if received is None:
-        raise RankLost(f"rank 0, member {leader}, has not told in time what a communicator begins with", (0,))
+        raise RankLost(f"rank 0, member {leader}, has not sent the communicator's identifier before the deadline", (0,))
     return Membership(tuple(members), generation, received[1]["payload"])
 
 
@@ -114,7 +114,7 @@ def from_env(
     home = resolve_device(device, f"cuda:{os.environ.get('LOCAL_RANK', rank)}")
     if home.is_host:
         hint = "mpirun -n 4 python program.py and World.from_mpi(), or World.local(['host'] * 4)"
-        raise BadRequest("device", "host", "a GPU: NCCL moves the data of such a world", hint)
+        raise BadRequest("device", "host", "a GPU, because such a world uses NCCL", hint)
     master = os.environ.get("MASTER_ADDR", "127.0.0.1")
     at = check_int("port", _number(os.environ, "MASTER_PORT") + 1 if port is None else port, 1, 65535)
     listener = listen()
@@ -160,7 +160,7 @@ def from_mpi(kind: type[W], comm: Any, device: Device | str | None, deadline: fl
     communicator = mpi().COMM_WORLD if comm is None else comm
     listener = listen()
     own_entry = (socket.gethostname(), listener.getsockname()[1], _new_token())
-    entries = call_with_timeout(deadline, partial(communicator.allgather, own_entry), "the first meeting of all ranks")
+    entries = call_with_timeout(deadline, partial(communicator.allgather, own_entry), "the rendezvous of all ranks")
     job = entries[0][2]
     is_one_host = len({host for host, _, _ in entries}) == 1
     addresses = {member: ("127.0.0.1" if is_one_host else host, port) for member, (host, port, _) in enumerate(entries)}

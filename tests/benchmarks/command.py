@@ -41,7 +41,7 @@ def _run(
 ) -> int:
     parser = Parser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default=device, help=f"cuda:N, host, or auto: the GPU if there is one ({device})")
-    parser.add_argument("--quick", action="store_true", help="few repeats: whether it runs, not how fast")
+    parser.add_argument("--quick", action="store_true", help="few repeats: tests whether it runs, not how fast")
     parser.add_argument("--json", metavar="FILE", help="keep the figures there, from the first one on")
     if tables:
         parser.add_argument("--only", help=f"some of the tables, with commas ({','.join(tables)})")

@@ -125,7 +125,7 @@ def drop() -> Callable[[list[dp.Supervisor]], None]:
             ends = time.monotonic() + PATIENCE
             while not seen and time.monotonic() < ends:  # who asks for its status, from any process, holds it meanwhile
                 time.sleep(0.001)
-        assert any("dropped without close" in str(warning.message) for warning in seen)
+        assert any("garbage-collected without close" in str(warning.message) for warning in seen)
 
     return let_go
 

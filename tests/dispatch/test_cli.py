@@ -123,7 +123,7 @@ def test_table_shows_a_column_only_where_a_row_has_it():
 
 @pytest.mark.parametrize(
     ("words", "complaint", "status"),
-    [("--op softmin", "no op 'softmin'; it has matmul", 2), ("--arch sm_50", "sm_50", 1)],
+    [("--op softmin", "no op 'softmin'; its ops are matmul", 2), ("--arch sm_50", "sm_50", 1)],
 )
 def test_table_without_rows_says_so(words, complaint, status):
     done = call(f"table {words}")
@@ -134,7 +134,7 @@ def test_table_without_rows_says_so(words, complaint, status):
 def test_table_takes_no_nonsense_for_an_architecture():
     done = call("table --arch hopper")
     assert done.returncode == 2
-    assert "'hopper' is no architecture" in done.stderr
+    assert "'hopper' is not an architecture" in done.stderr
 
 
 def test_table_ends_quietly_when_nobody_reads_on():
@@ -249,7 +249,7 @@ def test_doctor_advises_about_a_library_that_is_missing(tmp_path):
     assert "advice   cublasLt cannot be used" in done.stdout
     assert "correct CUDABIND_CUBLASLT_PATH or unset it" in done.stdout
     assert "works    host: " in done.stdout
-    assert f"{tmp_path / 'none'}, 0 files of autotune, 0 compiled kernels (made when it is needed)" in done.stdout
+    assert f"{tmp_path / 'none'}, 0 files of autotune, 0 compiled kernels (created when it is needed)" in done.stdout
     assert not (tmp_path / "none").exists()
 
 
@@ -277,7 +277,7 @@ def test_cache_lists_what_it_holds(folder):
 def test_cache_clear_removes_its_own_files_only(folder):
     assert "removed 3 files" in call("cache clear", CUDABIND_CACHE=str(folder)).stdout
     assert [path.name for path in folder.iterdir()] == ["mine.txt"]
-    assert "holds nothing yet" in call("cache", CUDABIND_CACHE=str(folder)).stdout
+    assert "is empty" in call("cache", CUDABIND_CACHE=str(folder)).stdout
     assert "removed 0 files" in call("cache clear", CUDABIND_CACHE=str(folder)).stdout
 
 
@@ -299,7 +299,7 @@ def test_bench_says_so_where_there_are_none(tmp_path, monkeypatch, capsys):
     from dispatch.__main__ import main
 
     assert main(["bench"]) == 1
-    assert "no benchmarks here: they are in tests/benchmarks of the repository" in capsys.readouterr().err
+    assert "no benchmarks are installed: they are in tests/benchmarks of the repository" in capsys.readouterr().err
 
 
 SCRIPT = """
@@ -344,7 +344,7 @@ def test_bench_runs_a_benchmark_of_this_checkout_and_says_first_that_there_is_no
     done = call(f"bench --quick --only precision --json {target}", CUDA_VISIBLE_DEVICES="")
     assert (done.returncode, done.stderr) == (0, "")
     first, heading, *_ = done.stdout.splitlines()
-    assert first.startswith("There is no GPU here that works")
+    assert first.startswith("No working GPU was found")
     assert "each benchmark runs a few small cases in NumPy" in first
     assert heading == "== precision on host (quick)"
     assert json.loads(target.read_text())["precision"]["nothing to measure"]

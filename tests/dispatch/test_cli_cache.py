@@ -79,7 +79,7 @@ def test_precompiling_needs_nothing_where_no_row_is_meant(folder, capsys):
         (["export"], "cache export needs a file"),
         (["import"], "cache import needs a file"),
         (["list", "x"], "cache list takes no file"),
-        (["import", "/nowhere/pack"], "/nowhere/pack is no pack of kernels: No such file or directory\n"),
+        (["import", "/nowhere/pack"], "/nowhere/pack is not a pack of kernels: No such file or directory\n"),
     ],
 )
 def test_what_cannot_be_done_is_said(words, message, capsys):

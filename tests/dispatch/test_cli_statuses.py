@@ -1,4 +1,4 @@
-"""What the command line ends with: 2 for a mistake in the call, 1 for a failure, each with a sentence on stderr."""
+"""What the command line ends with: 2 for wrong arguments, 1 for a failure, each with a sentence on stderr."""
 
 import importlib.util
 import subprocess
@@ -65,7 +65,7 @@ def test_help_documents_the_statuses(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["--help"])
     told = " ".join(capsys.readouterr().out.split())
-    assert "Exit status: 0; 1 for a refusal or a failure; 2 for a mistake in the call; 130 after Ctrl-C." in told
+    assert "Exit status: 0; 1 for a refusal or a failure; 2 for wrong arguments; 130 after Ctrl-C." in told
 
 
 @pytest.mark.parametrize("command", [["dispatch", "table"], ["cudabind", "list"], ["dispatch", "--help"]], ids=" ".join)

@@ -139,7 +139,7 @@ def test_a_device_that_is_closed_beside_a_capture_is_closed_by_the_next_call(dri
         dev.zeros(SHAPE)
         handle = driver.begin_theirs()
         driver.begin_capture(handle)
-        with pytest.raises(BadRequest, match="once that has ended"):
+        with pytest.raises(BadRequest, match="after the capture has ended"):
             dev.close()
         with pytest.raises(StaleTensor):
             dev.zeros(SHAPE)

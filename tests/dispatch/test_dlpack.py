@@ -86,7 +86,7 @@ def test_strides_below_0_are_for_ourselves_alone(dev):
     """torch ends the process where it is given some."""
     turned = dev.array(np.arange(6.0).reshape(2, 3))[:, ::-1]
     for consume in (np.from_dlpack, lambda x: x.__dlpack__(), lambda x: x.__dlpack__(max_version=(1, 0))):
-        with pytest.raises(BufferError, match=r"strides below 0, has f64\[2, 3\] .*: copy it with x\.copy\(\)"):
+        with pytest.raises(BufferError, match=r"negative strides, which f64\[2, 3\] .* has: copy it with x\.copy\(\)"):
             consume(turned)
     torch = pytest.importorskip("torch")
     with pytest.raises(BufferError, match=r"x\.copy\(\)"):
@@ -268,7 +268,7 @@ def test_a_capsule_is_taken_once(dev):
 
     source = Same(dev.zeros((2,)))
     assert dispatch.from_dlpack(source).shape == (2,)
-    with pytest.raises(BadRequest, match="fresh"):
+    with pytest.raises(BadRequest, match="an unused DLPack capsule"):
         dispatch.from_dlpack(source)
 
 
@@ -304,7 +304,7 @@ def test_a_dtype_or_device_without_a_place_is_refused():
 
 def test_four_bit_elements_of_a_byte_each_are_refused_for_ours_are_packed():
     values = np.array([1, 2, 3, 4], np.float32).astype(ml_dtypes.float4_e2m1fn)
-    with pytest.raises(BadRequest, match="f4e2m1 with one element to a byte"):
+    with pytest.raises(BadRequest, match="f4e2m1 with one element in each byte"):
         dispatch.from_dlpack(values)
 
 

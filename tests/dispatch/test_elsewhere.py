@@ -106,7 +106,7 @@ def test_a_product_with_an_array_names_its_library_and_the_call_that_takes_both(
 
 
 def test_numpys_matmul_of_two_tensors_is_not_called_one_with_an_array(x):
-    with pytest.raises(TypeError, match=r"or np\.matmul: dispatch\.matmul\(a, b\) takes both"):
+    with pytest.raises(TypeError, match=r"or np\.matmul: dispatch\.matmul\(a, b\) accepts both"):
         np.matmul(x, x.T)
 
 
@@ -137,7 +137,7 @@ def test_an_empty_operand_is_not_told_to_be_copied():
 
 def test_a_row_of_too_many_dtypes_is_told_how_many_there_are():
     said = str(Refusal(Kind.DTYPES, (F32, F32, F32), (F32, F32)))
-    assert said == "needs dtypes (f32, f32, f32), has (f32, f32): a row of this op has 2, those of `request.dtypes`"
+    assert said == "needs dtypes (f32, f32, f32), has (f32, f32): a row of this op has 2 dtypes, as `request.dtypes`"
     assert str(Refusal(Kind.DTYPES, (F32, F32), (F64, F64))) == "needs dtypes (f32, f32), has (f64, f64)"
 
 

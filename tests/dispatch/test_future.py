@@ -113,7 +113,7 @@ def test_waiting_ends_with_the_result_of_another_thread():
 def test_a_wait_that_took_too_long_leaves_nothing_behind():
     future = Future(Operand())
     for timeout in (0, -1, 1e-6):
-        with pytest.raises(TimeoutError, match="has not ended"):
+        with pytest.raises(TimeoutError, match="has not completed"):
             future.result(timeout)
     assert future._wait_list.gates == []
     future.settle(DONE, 1)
@@ -301,5 +301,5 @@ def test_repr_says_how_it_is():
 @pytest.mark.parametrize("future", [settled(DONE, 1), Future(Operand())], ids=["ended", "open"])
 def test_a_future_is_not_copied(how, future):
     """A copy of an open one would never end."""
-    with pytest.raises(TypeError, match="a Future is one outcome that cannot be copied or pickled: take its result"):
+    with pytest.raises(TypeError, match="a Future cannot be copied or pickled: use its result"):
         how(future)

@@ -117,7 +117,7 @@ def test_the_view_has_a_line_for_each_gpu_and_each_process(stand_in: Any, capsys
     assert lines[4:] == ["gpu pid memory process", "0 100 64 MiB python", "0 101 - -"]
     stand_in.standInSet(0, 0)
     assert main(["top", "--once"]) == 0
-    assert "the driver knows no GPU" in capsys.readouterr().out
+    assert "the driver finds no GPU" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -166,4 +166,4 @@ def test_without_a_driver_it_says_so(capsys: Any, monkeypatch: pytest.MonkeyPatc
     assert main(["top"]) == 1
     told = capsys.readouterr()
     assert told.out == ""
-    assert told.err.startswith("no GPUs to watch: NVML, which comes with NVIDIA's driver, is not here.")
+    assert told.err.startswith("no GPUs to watch: NVML, which comes with NVIDIA's driver, was not found.")

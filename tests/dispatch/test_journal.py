@@ -107,7 +107,7 @@ def test_a_request_that_cannot_be_written_down_is_there_with_the_reason(path, pr
         sup.submit(probe(lambda: 5)).result(PATIENCE)
     _, lines = read(path)
     no_request, unknown = (line for line in lines if "define" in line)
-    assert no_request["why"] == "a str is no request"
+    assert no_request["why"] == "a str is not a request"
     assert unknown["fields"]["action"] == {"other": "function"}
 
 
@@ -242,7 +242,7 @@ def test_a_line_that_is_cut_off_is_dropped(path, capsys):
         ("no json\n", "journal"),
         ("[1]\n", "journal"),
         ('{"journal": 99}\n', "of version 99"),
-        ('{"request": 1}\n', "of no version"),
+        ('{"request": 1}\n', "a file without a version"),
     ],
 )
 def test_a_file_that_is_no_journal_is_refused(path, text, why, capsys):

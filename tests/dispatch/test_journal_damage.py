@@ -97,7 +97,7 @@ def test_a_line_is_of_one_kind(path, kind, more, capsys):
     next(line for line in lines if kind in line).update(more)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert replay(path) == 2
-    assert f"a {kind} and more: " in capsys.readouterr().err
+    assert f"a {kind} with unknown keys: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("depth", [400, 600, 900])

@@ -193,7 +193,7 @@ def test_ends_of_the_host_are_copied_in_each_call(dev, built, monkeypatch):
         dp.grouped_matmul(a, b, ends)
     assert built == {"grouped_matmul": 3}
     assert copied == [[4, 8], [2, 8], [2, 8]]
-    with pytest.raises(BadRequest, match="do not fall"):
+    with pytest.raises(BadRequest, match="non-decreasing"):
         dp.grouped_matmul(a, b, [8, 4])
 
 

@@ -88,7 +88,7 @@ def test_one_request_in_place_of_a_list_is_told_so() -> None:
     request = dp.MatmulRequest(zeros(4, 4), zeros(4, 4))
     with dp.Supervisor("host") as sup:
         for ask in (dp.prepare_all, sup.submit_many):
-            with pytest.raises(TypeError, match=r"^requests: got one MatmulRequest: pass a list, \[request\]$"):
+            with pytest.raises(TypeError, match=r"^requests: got one MatmulRequest; expected a list: \[request\]$"):
                 ask(request)  # type: ignore[operator]
             with pytest.raises(TypeError, match=r"^requests: got int; expected a list of requests$"):
                 ask(3)  # type: ignore[operator]

@@ -166,7 +166,9 @@ def test_an_explanation_of_what_nothing_takes_says_so_and_does_not_raise() -> No
 
 @pytest.mark.parametrize("run", [dp.run, dp.prepare, dp.explain], ids=["run", "prepare", "explain"])
 def test_a_library_that_has_no_rows_of_an_op_is_told_which_have(run: Callable[[dp.Request], object]) -> None:
-    with pytest.raises(BadRequest, match=r"^library: got 'cudnn'; expected one that has rows of matmul: .*cublasLt"):
+    with pytest.raises(
+        BadRequest, match=r"^library: got 'cudnn'; expected a library that has rows of matmul: .*cublasLt"
+    ):
         run(dp.MatmulRequest(square("f32"), square("f32"), library="cudnn", out_dtype="f64"))
     with pytest.raises(ValueError, match="cublasLt, cutlass, cublas; or None"):
         run(dp.MatmulRequest(square("f32"), square("f32"), library="cuBLASLt"))

@@ -302,7 +302,7 @@ def hidden(row, effect):
                 f" {effect.name} {effect.spot} hide its NaN (from run to run they are {chance:.2g} apart)"
             )
         read += int(changed.sum())
-    return read, [] if "may pass over NaN" in row.nonfinite else complaints
+    return read, [] if "may ignore NaN" in row.nonfinite else complaints
 
 
 HOST_ROWS = [row for row in ROWS if row.min_arch == HOST and row.op not in WITHOUT_CASES]

@@ -196,7 +196,7 @@ def test_the_requests_that_are_named_are_there(dev):
     with pytest.raises(TypeError, match=r"dispatch\.reduce with ReduceOp\.ADD"):
         np.add.reduce(x)
     for call in (lambda: np.add(x, x), lambda: np.exp(x), lambda: np.ones(3) + x, lambda: np.float64(2) * x):
-        with pytest.raises(TypeError, match=r"does not take a Tensor.*\.numpy\(\)"):
+        with pytest.raises(TypeError, match=r"does not accept a Tensor.*\.numpy\(\)"):
             call()
 
 
@@ -328,7 +328,7 @@ def test_integers_of_an_array_wrap_around_as_numpys(dev):
 
 def test_f8_is_refused_for_it_may_mean_two_things(dev):
     for call in (lambda: dev.array([1.0], "f8"), lambda: dev.zeros(3).astype("f8"), lambda: dev.empty(3, "f8")):
-        with pytest.raises(BadRequest, match="float64 is f64; of 8 bits there are f8e4m3 and f8e5m2"):
+        with pytest.raises(BadRequest, match="float64 is f64; the dtypes of 8 bits are f8e4m3 and f8e5m2"):
             call()
     with pytest.raises(TypeError, match="float64 is f64"):
         dp.Dtype.of("f8")
@@ -355,7 +355,7 @@ FUNCTIONS = {
 
 @pytest.fixture
 def on_a_gpu(monkeypatch):
-    """Gives a device that says it is none of the host."""
+    """Gives a device that says it is the host."""
 
     def pretend():
         monkeypatch.setattr(type(dp.device("host")), "is_host", False)
@@ -373,7 +373,7 @@ def test_functions_of_numpy_read_tensors_of_the_host_and_refuse_those_of_a_gpu(d
     np.testing.assert_array_equal(got, FUNCTIONS[name](model))
     assert np.shares_memory(on_host, view)
     on_a_gpu()
-    text = rf"^{name} does not take a Tensor on host.* in silence\. .*{name}\(a\.numpy\(\), …\)"
+    text = rf"^{name} does not accept a Tensor on host.* silently .*\. .*{name}\(a\.numpy\(\), …\)"
     with pytest.raises(TypeError, match=text):
         FUNCTIONS[name](x)
 

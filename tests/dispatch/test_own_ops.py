@@ -62,11 +62,11 @@ BOTH = {"x": dp.Tensor, "y": dp.Tensor, "out": "dp.Tensor | None"}
 MALFORMED = {
     "no op": (lambda: made(base=NoOp), "has no op: write op: ClassVar"),
     "no reads": (lambda: made(base=NoReads), "has no reads: write reads: ClassVar"),
-    "reads is a string": (lambda: made(reads="x"), r"has reads = 'x', which is no tuple: write \(\"x\",\)"),
-    "writes is a list": (lambda: made(writes=["out"]), r"has writes = \['out'\], which is no tuple"),
-    "no field": (lambda: made(reads=("x", "z")), "has 'z' in reads, which is no field: .* name some of x, out"),
+    "reads is a string": (lambda: made(reads="x"), r"has reads = 'x', which is not a tuple: write \(\"x\",\)"),
+    "writes is a list": (lambda: made(writes=["out"]), r"has writes = \['out'\], which is not a tuple"),
+    "no field": (lambda: made(reads=("x", "z")), "has 'z' in reads, which is not a field: .* name some of x, out"),
     "no check_fields": (lambda: made(base=NoChecks), r"no check_fields\(\): write def .* as OperandRequest describes"),
-    "no dataclass": (lambda: made(decorator=lambda kind: kind), r"no dataclass: put @dataclass\(frozen=True, eq=F"),
+    "no dataclass": (lambda: made(decorator=lambda kind: kind), r"not a dataclass: put @dataclass\(frozen=True, eq=F"),
     "not frozen": (lambda: made(decorator=dataclass(eq=False)), r"is not frozen, .*: put @dataclass"),
     "equal": (lambda: made(decorator=dataclass(frozen=True)), r"compares its fields, .*: put @dataclass"),
     "factory": (
@@ -74,15 +74,15 @@ MALFORMED = {
         "has a default_factory for n: give it a default that is a value",
     ),
     "annotation": (lambda: made(annotations={"x": int, "out": int}), "annotates it int: annotate it Tensor"),
-    "tensor without a name": (lambda: made(annotations=BOTH, y=None), "has a tensor y that neither reads nor writes"),
+    "tensor without a name": (lambda: made(annotations=BOTH, y=None), "y that is neither in reads nor in writes"),
     "no outputs": (
         lambda: made(annotations=BOTH, y=None, writes=("out", "y")),
-        r"has 2 outputs and no outputs\(\): return \{'out': Output\(shape, strides, dtype\), 'y'",
+        r"has 2 outputs but does not define outputs\(\): return \{'out': Output\(shape, strides, dtype\), 'y'",
     ),
     "updates": (lambda: made(updates=("out",)), "has 'out' in updates and not in reads"),
     "in_place": (lambda: made(in_place=frozenset({("x", "out")})), "write pairs of an output and an input"),
     "reads is a field": (
-        lambda: made(annotations={"reads": "tuple", **BOTH}), r"not as a constant: write .*ClassVar\[tuple\]"
+        lambda: made(annotations={"reads": "tuple", **BOTH}), r"instead of a class variable: write .*ClassVar\[tuple\]"
     ),
     "a function": (lambda: lambda x: x, "derives from OperandRequest"),
 }  # fmt: skip
@@ -101,7 +101,7 @@ def test_a_malformed_class_says_in_a_sentence_what_it_lacks(case):
 def test_a_name_that_no_function_can_have_is_refused(name):
     with pytest.raises(BadRequest, match=r"^name: got .*; expected the name of a function in Python") as caught:
         dp.request_function(dp.SoftmaxRequest, name)
-    assert caught.value.hint == '"softmax" is that of the op'
+    assert caught.value.hint == 'the op is named "softmax"'
 
 
 def test_the_first_request_of_a_malformed_class_says_so_as_well():
@@ -111,31 +111,31 @@ def test_the_first_request_of_a_malformed_class_says_so_as_well():
 
 def test_outputs_that_are_none_of_the_writes_are_told():
     kind = made(outputs=lambda _: {"y": dp.Output((1,), (1,), F32)})
-    with pytest.raises(BadRequestClass, match=r"outputs\(\) gives y, where writes has out"):
+    with pytest.raises(BadRequestClass, match=r"outputs\(\) returns y; writes contains out"):
         dp.run(kind(dp.device("host").zeros(3)))
 
 
 @pytest.mark.parametrize(
     ("output", "text"),
     [
-        (dp.Output((3,), (-1,), F32), "stride below 0"),
-        (dp.Output((4,), (0,), F32), "several share memory"),
-        (dp.Output((2, 3), (2, 1), F32), "several share memory"),
-        (dp.Output((-3,), (1,), F32), "extent below 0"),
+        (dp.Output((3,), (-1,), F32), "negative stride"),
+        (dp.Output((4,), (0,), F32), "elements share an address"),
+        (dp.Output((2, 3), (2, 1), F32), "elements share an address"),
+        (dp.Output((-3,), (1,), F32), "negative extent"),
         (dp.Output((3,), (1, 1), F32), "1 extents and 2 strides"),
-        (dp.Output([3], (1,), F32), "shape is no tuple of int"),
-        (dp.Output((3,), (1.0,), F32), "strides is no tuple of int"),
-        (dp.Output((3,), (1,), "f32"), "dtype is none of dispatch.keys"),
-        (((3,), (1,), F32), "no dispatch.Output"),
-        (None, "no dispatch.Output"),
+        (dp.Output([3], (1,), F32), "shape is not a tuple of int"),
+        (dp.Output((3,), (1.0,), F32), "strides is not a tuple of int"),
+        (dp.Output((3,), (1,), "f32"), "dtype is not one of dispatch.keys"),
+        (((3,), (1,), F32), "not a dispatch.Output"),
+        (None, "not a dispatch.Output"),
     ],
 )
 def test_an_output_that_cannot_be_allocated_is_told_before_anything_is_written(output, text):
     kind = made(outputs=lambda _: {"out": output})
-    wanted = rf"outputs\(\) gives .out. as .*{text}.*: return \{{.out.: dispatch.Output"
+    wanted = rf"outputs\(\) returns .* for .out., .*{text}.*: return \{{.out.: dispatch.Output"
     with pytest.raises(BadRequestClass, match=wanted):
         dp.run(kind(dp.device("host").zeros(3)))
-    with pytest.raises(BadRequestClass, match=r"outputs\(\) gives None: return"):
+    with pytest.raises(BadRequestClass, match=r"outputs\(\) returns None: return"):
         dp.run(made(outputs=lambda _: None)(dp.device("host").zeros(3)))
 
 
@@ -219,11 +219,11 @@ def test_a_kernel_is_launched_with_the_addresses_and_behind_them_the_values(own_
 @pytest.mark.parametrize(
     ("launch", "text"),
     [
-        ((1, 2), "is a tuple: give a dispatch.Launch"),
-        (dp.Launch(7, (1,)), r"the grid of f is 7: give a tuple of one to three whole numbers from 0 on"),
+        ((1, 2), "returned a tuple: return a dispatch.Launch"),
+        (dp.Launch(7, (1,)), r"the grid of f is 7: pass a tuple of one to three whole numbers from 0 on"),
         (dp.Launch((1,), (0,)), r"the block of f is \(0,\): .* from 1 on"),
         (dp.Launch((1, 1, 1, 1), (1,)), "the grid of f"),
-        (dp.Launch((1,), (1,), (3,)), r"f is given 3, .* such as ctypes.c_int64\(3\)"),
+        (dp.Launch((1,), (1,), (3,)), r"f received 3, .* such as ctypes.c_int64\(3\)"),
         (dp.Launch((1,), (1,), (0.5,)), r"such as ctypes.c_float\(0.5\)"),
     ],
 )
@@ -263,7 +263,7 @@ def test_without_nvrtc_the_row_is_refused(own_op, monkeypatch):
         raise LibraryNotFound("nvrtc", "it is not there")
 
     monkeypatch.setattr(nvrtc_kernel, "compiled", missing)
-    with pytest.raises(Refused, match="NVRTC is not there to compile squared_relu"):
+    with pytest.raises(Refused, match="NVRTC, which compiles squared_relu"):
         own_op.KERNELS[F32].cubin("sm_75")
 
 
@@ -286,16 +286,19 @@ def test_an_own_op_is_explained_and_refused_as_any(own_op):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (None, "its formula gave None; expected a dict of outputs by their names"),
-        ({}, "its formula gave nothing; expected out, too"),
-        ({"y": np.ones((2, 3))}, "its formula gave 'y'; expected out alone"),
-        ({"out": np.ones((3, 2))}, r"its formula gave out of shape \(3, 2\); expected \(2, 3\)"),
-        ({"out": np.ones((2, 4))}, r"its formula gave out of shape \(2, 4\); expected \(2, 3\)"),
-        ({"out": np.ones(5)}, r"its formula gave out of shape \(5,\); expected \(2, 3\)"),
-        ({"out": [[1.0, 2, 3]] * 2}, r"its formula gave out as \[\[1.0, 2, 3\], \[1.0, 2, 3\]\]; expected an array"),
+        (None, "its formula returned None; expected a dict of outputs by name"),
+        ({}, "its formula returned no output; expected out as well"),
+        ({"y": np.ones((2, 3))}, "its formula returned 'y'; expected only out"),
+        ({"out": np.ones((3, 2))}, r"its formula returned out of shape \(3, 2\); expected \(2, 3\)"),
+        ({"out": np.ones((2, 4))}, r"its formula returned out of shape \(2, 4\); expected \(2, 3\)"),
+        ({"out": np.ones(5)}, r"its formula returned out of shape \(5,\); expected \(2, 3\)"),
+        (
+            {"out": [[1.0, 2, 3]] * 2},
+            r"its formula returned out as \[\[1.0, 2, 3\], \[1.0, 2, 3\]\]; expected an array",
+        ),
         (
             {"out": np.ones((2, 3)) * 1j},
-            "its formula gave out in complex128; expected real numbers, as out is f.*take .real",
+            "its formula returned out in complex128; expected real numbers, because out is f.*return .real",
         ),
         ({"out": np.arange(6.0)}, None),
         ({"out": np.arange(6.0).reshape(2, 1, 3)}, None),
@@ -361,7 +364,11 @@ def test_an_absent_input_has_no_dtype(host):
 
 @pytest.mark.parametrize(
     ("mixed", "text"),
-    [(("z",), "'z' in mixed, which is no field"), ("w", "which is no tuple"), (("x",), "inputs beside the first")],
+    [
+        (("z",), "'z' in mixed, which is not a field"),
+        ("w", "which is not a tuple"),
+        (("x",), "only inputs other than the first"),
+    ],
 )
 def test_what_mixed_may_say(mixed, text):
     with pytest.raises(BadRequestClass, match=text):

@@ -136,7 +136,7 @@ def test_refusals_back_off(executor):
     assert len(plan.called) == 2000
     assert plan.launch is None
     assert len(begun) == LEARNT + PROVING
-    assert "node 0: the word at byte 40 follows no operand" in plan.relocation.why
+    assert "node 0: the word at byte 40 depends on no operand" in plan.relocation.why
     assert executor.relocation_stats()["refused"] == 1
     assert plan.relocation._every >= 1024
     for _ in range(20):
@@ -171,7 +171,7 @@ def test_captures_that_are_lost_are_made_again_a_few_times(executor, lost):
         assert plan.launch is not None
     else:
         assert plan.launch is None
-        assert "end again and again: by other libraries" in plan.relocation.why
+        assert "invalidated repeatedly, by calls of other libraries" in plan.relocation.why
         assert len(executor.seen) == (MOST_LOST if lost == 100 else MOST_LOST - SETTLING + 1)
 
 
@@ -240,7 +240,7 @@ def test_a_real_call_that_is_not_what_was_predicted_is_refused(executor, driver,
         return nodes, edges
 
     plan.call = call
-    assert "not what those at made-up ones predict" in executor.relocate(plan, (A, B))
+    assert "differs from the prediction made from placeholder addresses" in executor.relocate(plan, (A, B))
     assert plan.launch is None
     assert executor.run(plan, A, B) == right(plan, (A, B))
     assert (driver.graphs, driver.executables) == (graphs, executables)
@@ -250,7 +250,7 @@ def test_edges_that_differ_at_other_addresses_are_refused(executor):
     plan, turns = stand_in.LibraryPlan(call_of()), itertools.cycle(([(0, 1)], []))
     ordinary = plan.call
     plan.call = lambda given: (ordinary(given)[0], next(turns))
-    assert executor.relocate(plan, (A, B)) == "what it enqueues waits for other nodes at other addresses"
+    assert executor.relocate(plan, (A, B)) == "its nodes depend on other nodes at other addresses"
 
 
 @pytest.mark.parametrize("told", [0, 1])
@@ -264,7 +264,7 @@ def test_a_kernel_whose_parameters_the_driver_does_not_tell_is_refused(executor,
     )
     kernels = [Node(KERNEL, (16 * n, None, 7, (1,) * 7, ((0, 8), (8, 8)), ()), bytes(16)) for n in (1, 2)]
     plan = stand_in.LibraryPlan(stand_in.Call(kernels, [stand_in.Put(n, 8, stand_in.address(n)) for n in (0, 1)]))
-    assert executor.relocate(plan, (A, B)) == f"the parameters of a kernel cannot be told: status {INVALID_HANDLE}"
+    assert executor.relocate(plan, (A, B)) == f"the parameters of a kernel cannot be read: status {INVALID_HANDLE}"
     called(executor, plan, 3)
 
 
@@ -352,4 +352,4 @@ def test_a_plan_that_was_called_again_may_be_learnt_while_nothing_is_to_be_done(
     while executor.relocations.learn(executor):
         assert len(executor.seen) < 100
     assert [other.launch is not None for other in others] == [False, False, False, True]
-    assert "follows no operand" in others[0].relocation.why
+    assert "depends on no operand" in others[0].relocation.why

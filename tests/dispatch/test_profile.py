@@ -186,7 +186,7 @@ def test_a_second_profile_and_another_profiler_are_refused(stand_in: Any, launch
         launch(b"nvjet_gemm", 1, 2)
     assert len(found.activities) == 1
     stand_in.standInSet(130000, 1)
-    with pytest.raises(DeviceUnavailable, match="another profiler has CUPTI in this process") as caught, (
+    with pytest.raises(DeviceUnavailable, match="another profiler uses CUPTI in this process") as caught, (
         dp.trace.profile()
     ):  # fmt: skip
         pass
@@ -199,7 +199,7 @@ def test_a_second_profile_and_another_profiler_are_refused(stand_in: Any, launch
     with dp.trace.profile() as found:
         pass
     assert found.dropped == 7
-    assert "7 more had no room" in str(found)
+    assert "7 more did not fit into the buffers" in str(found)
 
 
 def test_a_block_that_fails_says_so_and_leaves_cupti_free(stand_in: Any, launch: Callable[..., None]) -> None:

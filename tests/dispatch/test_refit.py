@@ -45,10 +45,10 @@ def test_an_operand_of_a_tree_is_refitted_by_its_name(dev):
 @pytest.mark.parametrize(
     ("operands", "message"),
     [
-        ({"weights": np.zeros((8, 15), np.float32)}, "a refit changes numbers"),
-        ({"weights": np.zeros((8, 16), np.float64)}, "a refit changes numbers"),
-        ({"weights": [[0.0] * 16] * 8}, "a refit changes numbers"),
-        ({"out": np.zeros((4, 16), np.float32)}, "no operand that this call reads"),
+        ({"weights": np.zeros((8, 15), np.float32)}, "a refit changes only the numbers"),
+        ({"weights": np.zeros((8, 16), np.float64)}, "a refit changes only the numbers"),
+        ({"weights": [[0.0] * 16] * 8}, "a refit changes only the numbers"),
+        ({"out": np.zeros((4, 16), np.float32)}, "a name that is not an operand of this call"),
         ({"bias": np.zeros(16, np.float32)}, "one of a, b"),
     ],
 )

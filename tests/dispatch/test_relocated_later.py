@@ -94,7 +94,7 @@ def check_difference(executor, logged, what):
     assert not plan.relocation.graphs
     assert len(executor.seen) == seen + 1
     assert executor.relocation_stats()["differed"] == before + 1
-    why = "a later call of the library had other parameters than what was learnt predicts"
+    why = "a later call of the library had other parameters than predicted"
     assert logged == [("not relocated", {"row": "of this test", "cause": why})]
     assert plan.relocation.why == why == executor.relocate(plan, (A, B))
 
@@ -150,7 +150,7 @@ def check_status(executor, driver, logged):
     driver.put_status = 0
     called(executor, plan, 50)
     assert len(plan.called) == 100
-    assert plan.relocation.why == "its graph takes no other parameters: status 1"
+    assert plan.relocation.why == "its graph accepts no other parameters: status 1"
     assert executor.relocation_stats()["differed"] == len(logged) == 1
 
 

@@ -139,7 +139,7 @@ def own_counter():
 def test_a_library_that_counts_by_itself_keeps_its_own_call(executor, is_declared):
     """Also where the plan is numbered: what grows in each capture does not follow the number."""
     plan = numbered(own_counter()) if is_declared else stand_in.LibraryPlan(call_of((0, 40, own_counter())))
-    assert "follows no operand and no number" in executor.relocate(plan, (A, B))
+    assert "depends on no operand or number" in executor.relocate(plan, (A, B))
     assert plan.launch is None
 
 

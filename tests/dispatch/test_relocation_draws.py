@@ -93,7 +93,7 @@ def check_of_two(of):
         drawn = draws((A, B), seed)
         nodes = [call_of((0, 40, of))(given)[0] for given in drawn]
         with pytest.raises(
-            NotRelocatable, match=r"node 0: the word at byte 40|kernel 0: what was learnt predicts other"
+            NotRelocatable, match=r"node 0: the word at byte 40|kernel 0: its parameters differ from the predicted"
         ):
             relocation.learn(nodes, drawn, Form.of((A, B)))
 

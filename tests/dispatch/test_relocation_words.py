@@ -107,7 +107,7 @@ def test_a_node_of_another_kind_or_a_function_that_tells_nothing_is_a_reason(dri
         Nodes(graph, {})
     driver._cuGraphNodeGetType = lambda *_: 999
     driver.__dict__["cuGraphNodeGetType"] = stand_in.Function(driver._cuGraphNodeGetType)
-    with pytest.raises(NotRelocatable, match="cuGraphNodeGetType gives status 999"):
+    with pytest.raises(NotRelocatable, match="cuGraphNodeGetType returned status 999"):
         Nodes(graph, {})
 
 
@@ -173,7 +173,7 @@ FOLLOWS_NOTHING = {
 @pytest.mark.parametrize("what", FOLLOWS_NOTHING)
 def test_a_word_that_follows_nothing_is_named(what):
     call = call_of((0, 0, stand_in.address(0)), (1, 24, FOLLOWS_NOTHING[what]()))
-    with pytest.raises(NotRelocatable, match=r"node 1: the word at byte (24|28) follows no operand and no number \("):
+    with pytest.raises(NotRelocatable, match=r"node 1: the word at byte (24|28) depends on no operand or number \("):
         learnt(call, (A, B, 0.3), stand_in.seeded(3))
 
 
@@ -188,7 +188,7 @@ def test_a_word_that_follows_nothing_is_named(what):
 )
 def test_what_differs_in_the_captures_that_prove_alone_is_named(of):
     call = call_of((0, 0, stand_in.address(0)), (1, 24, of()))
-    with pytest.raises(NotRelocatable, match="kernel 1: what was learnt predicts other parameters than it has"):
+    with pytest.raises(NotRelocatable, match="kernel 1: its parameters differ from the predicted ones"):
         learnt(call, (A, B, 0.3), stand_in.seeded(3))
 
 
@@ -196,7 +196,7 @@ def test_what_differs_in_the_captures_that_prove_alone_is_named(of):
 def test_tail_bytes_that_follow_something_are_named(size):
     of = stand_in.seeded(6)
     call = call_of((1, size // 4 * 4, lambda _: of.randbytes(size % 4)), nodes=[kernel(), kernel(size)])
-    with pytest.raises(NotRelocatable, match=f"node 1: its last {size % 4} bytes follow nothing that is known"):
+    with pytest.raises(NotRelocatable, match=f"node 1: its last {size % 4} bytes depend on no known argument"):
         learnt(call, (A, B), stand_in.seeded(3))
 
 
@@ -221,7 +221,7 @@ OTHERS = {
 @pytest.mark.parametrize("capture", range(1, LEARNT + PROVING))
 @pytest.mark.parametrize("what", OTHERS)
 def test_another_form_at_other_addresses_is_named(what, capture):
-    with pytest.raises(NotRelocatable, match="kernel 1: another kernel, grid or attribute at other addresses"):
+    with pytest.raises(NotRelocatable, match="kernel 1: its kernel, grid or an attribute differs at other addresses"):
         learn(*changed(OTHERS[what], capture), Form.of((A, B)))
 
 
@@ -229,7 +229,7 @@ def test_another_form_at_other_addresses_is_named(what, capture):
 def test_kinds_are_named_by_their_names(kind):
     name = {KERNEL: "kernel", MEMSET: "memset", MEMCPY: "memcpy"}[kind]
     found = [[Node(kind, (n > 3,), bytes(40))] for n in range(LEARNT + PROVING)]
-    with pytest.raises(NotRelocatable, match=f"{name} 0: another"):
+    with pytest.raises(NotRelocatable, match=f"{name} 0: its kernel, grid or an attribute"):
         learn(found, [(A,)] * len(found), Form.of((A,)))
 
 

@@ -55,7 +55,7 @@ def test_of_a_large_tensor_the_edges_alone_are_copied(dev, monkeypatch):
 def test_what_cannot_be_read_is_said_and_not_raised(dev, monkeypatch):
     tensor = dev.zeros((2, 3))
     monkeypatch.setattr(dev, "fault", dp.errors.DeviceFault("gone"))
-    assert repr(tensor) == str(tensor) == "Tensor(f32[2, 3] on host; lost: its device had a fault)"
+    assert repr(tensor) == str(tensor) == "Tensor(f32[2, 3] on host; lost: its device has faulted)"
     monkeypatch.undo()
     monkeypatch.setattr(type(dev), "look", lambda *_: 1 / 0)
     assert "cannot be read: ZeroDivisionError: division by zero" in repr(tensor)
@@ -67,7 +67,7 @@ def test_what_cannot_be_read_is_said_and_not_raised(dev, monkeypatch):
     monkeypatch.undo()
     tensor.storage.writer.external = False
     dev.close()
-    assert repr(tensor) == "Tensor(f32[2, 3] on host; stale: its device was closed, and its memory is gone)"
+    assert repr(tensor) == "Tensor(f32[2, 3] on host; stale: its device was closed, and its memory was freed)"
     assert "stale" in tensor._repr_html_()
 
 

@@ -32,7 +32,7 @@ def wait_until_half_open(sup, probe):
         try:
             return sup.submit(probe(lambda: 7))
         except WorkerFailed as error:  # noqa: PERF203
-            if "it is tried again" not in str(error):
+            if "the next attempt is" not in str(error):
                 raise
             pause.wait(0.01)
 
@@ -46,7 +46,7 @@ def test_a_cooldown_is_a_time(given):
 def test_a_circuit_without_a_cooldown_stays_open(probe):
     with dp.Supervisor("host", streams=1, max_restarts=1, max_seconds=1000) as sup:
         break_all(sup, probe)
-        with pytest.raises(WorkerFailed, match="make a new supervisor"):
+        with pytest.raises(WorkerFailed, match="create a new supervisor"):
             sup.submit(probe())
         assert sup._pool.state
 
@@ -159,7 +159,7 @@ def test_no_thread_at_all_is_an_error_with_a_name(monkeypatch):
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(pool, "start_new_thread", none)
-    with pytest.raises(WorkerFailed, match="limit of threads"):
+    with pytest.raises(WorkerFailed, match="limits of threads"):
         dp.Supervisor("host")
     monkeypatch.undo()
     dp.device("host").close()

@@ -151,15 +151,21 @@ def test_watchers_are_told():
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        (BUILT_IN, "stands in the table already"),
+        (BUILT_IN, "is already in the table"),
         ("matmul", "a str, not a Row"),
-        (mine(1, fusion=dataclasses.replace(NONE, epilogues=())), "needs a function to call, an epilogue"),
+        (
+            mine(1, fusion=dataclasses.replace(NONE, epilogues=())),
+            "needs a function to call, and at least one epilogue",
+        ),
         (mine(1, fusion=dataclasses.replace(NONE, scales=())), "pair of scale modes"),
         (dataclasses.replace(mine(1), call=None), "needs a function to call"),
-        (dataclasses.replace(BUILT_IN, variant="mine"), "takes what .* takes, which stands in the table already"),
+        (
+            dataclasses.replace(BUILT_IN, variant="mine"),
+            "accepts the same requests as .*, which is already in the table",
+        ),
         (dataclasses.replace(mine(1), rules=len), "rules are a tuple of functions"),
         (dataclasses.replace(mine(1), rules=("needs more",)), "rules are a tuple of functions"),
-        (dataclasses.replace(mine(1), dtypes=("f32",) * 4), "dtypes are a tuple of Dtypes"),
+        (dataclasses.replace(mine(1), dtypes=("f32",) * 4), "dtypes are a tuple of at least one Dtype"),
     ],
     ids=[
         *("twice", "no row", "no epilogue", "no scales", "no function"),
@@ -176,7 +182,7 @@ def test_an_unsound_row_is_refused_and_none_is_added(row, words, product):
     ("columns", "words"),
     [
         ({"op": 3}, "op is a name, not 3"),
-        ({"dtypes": ()}, r"dtypes are a tuple of Dtypes, one at least, not \(\)"),
+        ({"dtypes": ()}, r"dtypes are a tuple of at least one Dtype, not \(\)"),
         ({"compute": "32F"}, "compute is a Compute, or None, not '32F'"),
         ({"min_arch": None}, r"min_arch is an Arch such as Arch\(90\), or HOST, not None"),
         ({"min_arch": 90}, "min_arch is an Arch"),
@@ -187,7 +193,7 @@ def test_an_unsound_row_is_refused_and_none_is_added(row, words, product):
         ({"function": None}, "function is a name"),
         ({"run_on": "H200"}, "run_on is a tuple of names"),
         ({"fusion": "relu"}, "fusion is a Fusion, or None"),
-        ({"note": None}, "note is a text"),
+        ({"note": None}, "note is a string"),
     ],
     ids=str,
 )

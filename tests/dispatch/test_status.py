@@ -116,6 +116,6 @@ def test_only_the_process_itself_is_believed():
         [sys.executable, "-c", OTHER, str(os.getpid())], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:
         assert other.stdout.readline() == "ready\n"
-        with pytest.raises(PermissionError, match=f"process {other.pid} answers in the name of"):
+        with pytest.raises(PermissionError, match=f"process {other.pid} answers at the address of"):
             status.ask(os.getpid())
         assert main(["top", str(os.getpid()), "--once"]) == 1

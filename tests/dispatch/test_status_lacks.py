@@ -84,7 +84,7 @@ def test_names_that_other_processes_took_hide_none_that_is_real(probe, next_numb
         assert other.stdout.readline() == "ready\n"
         with dp.Supervisor("host", streams=1) as sup:
             assert is_like_any_other(sup, probe)
-        with pytest.raises(PermissionError, match=f"process {other.pid} answers in the name of"):
+        with pytest.raises(PermissionError, match=f"process {other.pid} answers at the address of"):
             status.ask(os.getpid())
     assert "supervisor" in capsys.readouterr().out
 

@@ -39,7 +39,7 @@ def test_leaving_the_block_waits_for_all_work(probe):
     assert all(future.done() for future in futures)
     with pytest.raises(Closed, match="its block was left"):
         sup.submit(probe())
-    with pytest.raises(Closed, match="make a new one"):
+    with pytest.raises(Closed, match="create a new one"):
         sup.submit_many([probe()])
     sup.close()
     assert "closed" in repr(sup)

@@ -120,4 +120,4 @@ def test_top_follows_a_process_until_its_supervisor_ends(capsys):
         viewer.join(TIMEOUT)
         process.stdin.close()
     assert seen == [0]
-    assert "has no supervisor any more" in capsys.readouterr().out
+    assert "no longer has a supervisor" in capsys.readouterr().out

@@ -277,7 +277,7 @@ def test_a_dtype_is_found_by_what_others_call_it(name: str, spec: Any) -> None:
 @pytest.mark.parametrize("spec", ["fp8", "FP8", "float8", "torch.float8"])
 def test_fp8_is_refused_with_the_two_that_it_may_mean(spec: str) -> None:
     for ask in (lambda: host().empty(2, spec), lambda: dp.matmul(zeros(4, 4), zeros(4, 4), out_dtype=spec)):
-        with pytest.raises(BadRequest, match=r"It may mean f8e4m3 .* or f8e5m2 .*: say which") as caught:
+        with pytest.raises(BadRequest, match=r"It may mean f8e4m3 .* or f8e5m2 .*: name one of them") as caught:
             ask()
         assert all(name in str(caught.value) for name in Dtype.by_name)
 
@@ -294,7 +294,7 @@ def test_other_names_that_are_none_are_told_what_to_take(spec: str, hint: str) -
     "spec", ["", " ", "f33", "torch.", "torch.zeros", "int16", "f16,f16", "x" * 500, 3, None, [], {}]
 )
 def test_what_is_no_dtype_is_told_with_those_that_there_are(spec: Any) -> None:
-    with pytest.raises(TypeError, match=r"is no dtype of this library; it has f64, f32"):
+    with pytest.raises(TypeError, match=r"is not a dtype of this library: f64, f32"):
         Dtype.of(spec)
 
 
@@ -305,18 +305,18 @@ def test_dtypes_of_torch_are_taken_and_torch_is_not_imported_for_it() -> None:
     for name, dtype in known.items():
         assert Dtype.of(getattr(torch, name)) is dtype
         assert dtype == getattr(torch, name)
-    with pytest.raises(TypeError, match="has f64, f32"):
+    with pytest.raises(TypeError, match="is not a dtype of this library: f64, f32"):
         Dtype.of(torch.int16)
     if hasattr(torch, "float4_e2m1fn_x2"):
         with pytest.raises(TypeError, match="Its elements are pairs"):
             Dtype.of(torch.float4_e2m1fn_x2)
     assert dp.matmul(zeros(4, 4), zeros(4, 4), out_dtype=torch.float32).dtype is F32
-    with pytest.raises(TypeError, match="is no dtype"):
+    with pytest.raises(TypeError, match="is not a dtype"):
         Dtype.of(torch.zeros(2))
 
 
 def test_an_object_with_a_dtype_is_taken_as_numpy_takes_it() -> None:
-    """As JAX's are: `jnp.bfloat16` is no dtype, but has one."""
+    """As JAX's are: `jnp.bfloat16` is not a dtype, but has one."""
     kind = type("_ScalarMeta", (type,), {"dtype": np.dtype(ml_dtypes.bfloat16)})("bfloat16", (), {})
     assert Dtype.of(kind) is BF16
 
@@ -342,7 +342,7 @@ def test_the_command_line_takes_the_same_words(words: str, said: str, capsys: py
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("matmul --dtype fp8", "It may mean f8e4m3 (more digits) or f8e5m2 (more range): say which"),
+        ("matmul --dtype fp8", "It may mean f8e4m3 (more digits) or f8e5m2 (more range): name one of them"),
         ("matmul --dtype f16 --epilogue gelu_bais", "Did you mean Epilogue.GELU_BIAS?"),
         ("pooling --dtype f16 --mode average", "Did you mean PoolingMode.AVERAGE_COUNT_INCLUDE_PADDING or "),
     ],

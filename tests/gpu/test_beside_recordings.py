@@ -247,7 +247,7 @@ def test_a_recording_that_is_lost_is_repeated_and_then_given_up(dev, rng, monkey
 
         monkeypatch.setattr(kind, "enqueue", ended)
         executor = dev.executor()
-        given_up = "its captures end again and again: by other libraries, or by what it copies"
+        given_up = "its captures are invalidated repeatedly, by calls of other libraries or by its own copies"
         for losses, why in ((1000, given_up), (2, ""), (0, "")):  # noqa: B007  # of `ended`
             plan.relocation = plan.launch = None
             lost.clear()

@@ -132,10 +132,10 @@ def test_open_outputs_belong_to_the_graph(dev, rng):
         ("copy to the host", lambda x: x.numpy_async()),
         ("copy to the host", lambda x: x[0, 0, ...].item()),
         ("wait for the device", lambda x: x.device.synchronize()),
-        ("whose work is run", lambda x: x.device.executor().stream.synchronize()),
-        ("to be tuned", lambda x: dp.matmul(x, x[:, :24], autotune=True, workspace=12345, library="cublasLt")),
+        ("not under capture", lambda x: x.device.executor().stream.synchronize()),
+        ("autotune=True", lambda x: dp.matmul(x, x[:, :24], autotune=True, workspace=12345, library="cublasLt")),
         (
-            "to be tuned",
+            "autotune=True",
             lambda x: dp.conv_fwd(
                 x.reshape(1, 16, 16, 16), x[:4].reshape(16, 16, 1, 1), autotune=True, library="cudnn"
             ),

@@ -227,7 +227,7 @@ def test_a_plan_that_does_not_declare_its_steps_keeps_its_own_call(dev):
         out = outs_of(dev, 1)[0]
         request = UniformRequest(out, OTHER_SEED, is_declared=False, out=out)
         executor = dev.executor()
-        assert "follows no operand and no number" in executor.relocate(executor.plan(request), request.arguments({}))
+        assert "depends on no operand or number" in executor.relocate(executor.plan(request), request.arguments({}))
         assert executor.plan(request).launch is None
 
 

@@ -40,7 +40,7 @@ class Jax(Exchange):
         dtype = Dtype.by_numpy.get(given.dtype)
         if dtype is None or dtype.bits < BYTE:
             supported = ", ".join(name for name, kind in Dtype.by_name.items() if kind.bits >= BYTE)
-            hint = "x.astype(…)" if dtype is None else "dev.array(x), a copy with two elements to a byte"
+            hint = "x.astype(…)" if dtype is None else "dev.array(x) makes a copy with two elements in each byte"
             raise BadRequest(operand, f"an array of {given.dtype}", f"one of {supported}", hint)
         return super().tensor(operand, given)
 
@@ -58,14 +58,22 @@ class Jax(Exchange):
 def _check_memory(operand: str, given: Any) -> None:
     """BadRequest for a tracer or a reference, and for an array that was deleted or lies on several devices."""
     if isinstance(given, jax.core.Tracer):
-        what, hint = f"a {type(given).__name__} of jit, grad or vmap", "call it outside, or by jax.pure_callback"
+        what, hint = (
+            f"a {type(given).__name__} of jit, grad or vmap",
+            "call it outside of the transformation, or through jax.pure_callback",
+        )
         raise BadRequest(operand, what, "an array with memory", hint)
     if not isinstance(given, jax.Array):
         raise BadRequest(operand, f"a {type(given).__name__}, which may change", "an array", "x[...]")
     if jax.dtypes.issubdtype(given.dtype, jax.dtypes.extended):
-        raise BadRequest(operand, f"an array of {given.dtype}", "one of numbers", "jax.random.key_data(x) of keys")
+        raise BadRequest(
+            operand,
+            f"an array of {given.dtype}",
+            "an array of numbers",
+            "jax.random.key_data(x) returns the numbers of random keys",
+        )
     if given.is_deleted():
-        hint = "x.copy() before x.delete(), or before a jitted function that is given x by donate_argnums"
+        hint = "call x.copy() before x.delete(), or before a jitted function to which donate_argnums donates x"
         raise BadRequest(operand, "an array that was deleted or donated", "one with memory", hint)
     count = len(given.devices())
     if count > 1:

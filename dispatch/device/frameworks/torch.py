@@ -84,7 +84,7 @@ class Torch(Framework):
         _check_kind(operand, given)
         if given.requires_grad and torch.is_grad_enabled():
             hint = "x.detach(), or torch.no_grad() around the call"
-            raise BadRequest(operand, "a tensor that requires grad", "one that autograd does not follow", hint)
+            raise BadRequest(operand, "a tensor that requires grad", "one that does not require grad", hint)
         if given.is_neg() or given.is_conj():
             how, hint = ("conjugated", "x.resolve_conj()") if given.is_conj() else ("negated", "x.resolve_neg()")
             raise BadRequest(operand, f"a view that is {how} in name only", "its elements in memory", hint)
@@ -97,10 +97,13 @@ class Torch(Framework):
         try:
             ptr = given.data_ptr()
         except RuntimeError as error:
-            what = "a tensor of a transformation of torch's (vmap, grad, functionalize, …)"
+            what = "a tensor inside a transformation of torch (vmap, grad, functionalize, …)"
             raise BadRequest(operand, what, "one with memory", str(error)) from None
         if not ptr and given.numel():  # FSDP frees parameters in this way between their uses
-            what, hint = "a tensor whose memory was let go, or was never there", "x.clone(), once it is there again"
+            what, hint = (
+                "a tensor whose memory was freed or not yet allocated",
+                "call x.clone() while its memory is allocated",
+            )
             raise BadRequest(operand, what, "one with memory", hint)
         shape, strides = (tuple(given.shape), given.stride()) if dtype.bits >= BYTE else _of_pairs(operand, given)
         target_device = device_of("host" if place.type == "cpu" else f"cuda:{place.index}")
@@ -184,9 +187,9 @@ def _check_kind(operand: str, given: Any) -> None:
     if hasattr(given, "to_local"):
         hint = "x.to_local(), and the op over each rank's part"
     elif hasattr(given, "fake_mode"):
-        hint = "it has no memory: run the model as it is, outside of torch.compile and torch.export"
+        hint = "it has no memory: run the model directly, outside of torch.compile and torch.export"
     else:
-        hint = "x.as_subclass(torch.Tensor), where the memory alone is what is meant"
+        hint = "x.as_subclass(torch.Tensor), if only the elements in memory are meant"
     raise BadRequest(operand, f"a {kind.__module__}.{kind.__qualname__}", "a torch.Tensor or Parameter itself", hint)
 
 
@@ -194,7 +197,9 @@ def _of_pairs(operand: str, given: Any) -> tuple[Shape, Shape]:
     """Shape and strides in 4-bit elements of a torch tensor whose elements hold two each."""
     if not given.ndim or (given.stride(-1) != 1 and given.shape[-1] > 1):
         what = f"pairs of elements with strides {given.stride()}"
-        raise BadRequest(operand, what, "an axis along which they lie side by side", "x.contiguous()")
+        raise BadRequest(
+            operand, what, "an axis along which the two elements of each pair are adjacent", "x.contiguous()"
+        )
     shape = (*given.shape[:-1], 2 * given.shape[-1])
     return shape, (*(2 * stride for stride in given.stride()[:-1]), 1)
 

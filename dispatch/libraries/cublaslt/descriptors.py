@@ -190,7 +190,7 @@ def suggested(
     except CublasLtError as error:
         if error.status not in UNSUPPORTED:
             raise
-        raise Refused(f"cublasLtMatmulAlgoGetHeuristic gives {error.name}") from error
+        raise Refused(f"cublasLtMatmulAlgoGetHeuristic returned {error.name}") from error
     usable = [result for result in results[: result_count.value] if result.state == 0]
     if not usable:
         raise Refused("cublasLtMatmulAlgoGetHeuristic finds no algorithm")

@@ -57,7 +57,7 @@ class Policy(NamedTuple):
 # Notes of engines whose results are less precise than the compute type: these are never used.
 LESS_PRECISE = {
     NOTE.CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS: "rounds its inputs",
-    NOTE.CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION: "accumulates in less than the compute type",
+    NOTE.CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION: "accumulates in a lower precision than the compute type",
     NOTE.CUDNN_NUMERICAL_NOTE_FFT: "uses FFT",
     NOTE.CUDNN_NUMERICAL_NOTE_WINOGRAD: "uses Winograd's transform",
     NOTE.CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_4x4: "uses Winograd's transform",
@@ -99,7 +99,7 @@ def engines(graph: Graph, target: Target, policy: Policy) -> Iterator[Engine]:
             except CudnnError as error:
                 why, plan = _error_text(error), None
             if plan is not None and plan.workspace > policy.workspace:
-                why, plan = f"it needs {plan.workspace} bytes of workspace, {policy.workspace} are allowed", None
+                why, plan = f"it needs {plan.workspace} bytes of workspace, but {policy.workspace} are allowed", None
             if plan is None:
                 reasons.append(f"engine {name[0]}: {why}")
                 continue

@@ -230,7 +230,7 @@ class Builder:
         if mode not in REDUCTIONS:
             raise BadRequest("mode", repr(mode), f"one of {', '.join(REDUCTIONS)}")
         if len(dims) != len(x.dims) or any(d not in (1, e) for d, e in zip(dims, x.dims, strict=True)):
-            raise BadRequest("dims", str(dims), f"{x.dims} with 1 for each axis that is reduced")
+            raise BadRequest("dims", str(dims), f"{x.dims} with extent 1 along each reduced axis")
         made = out or self.virtual(dims)
         self.node("REDUCTION", {"XDESC": x}, {"YDESC": made}, OPERATOR=mode)
         return made

@@ -171,7 +171,7 @@ def bind(
     engine = None if cached is None else restore_engine(cached.blob, target, policy)
     if engine is not None:
         return GraphPlan(executor, row, graph, places, engine, extra)
-    executor.refuse_capture("a request that is to be tuned")
+    executor.refuse_capture("a request with autotune=True")
     candidates = _first_engines(graph, target, policy)
     plan = GraphPlan(executor, row, graph, places, candidates[0], extra)
     if len(candidates) > 1:

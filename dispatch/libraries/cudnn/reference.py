@@ -36,7 +36,9 @@ def evaluate(graph: Graph, feeds: Mapping[int, Array], dtype: type = np.float64)
             values[wire.uid] = feed if feed.dtype.kind in "biu" else feed.astype(dtype)
     for node in graph.nodes:
         if node.kind not in NODES:
-            raise BadRequest("graph", f"a node {node.kind}", f"nodes with a reference: {', '.join(NODES)}")
+            raise BadRequest(
+                "graph", f"a node {node.kind}", f"one of the nodes that the reference implements: {', '.join(NODES)}"
+            )
         ins = {name: values[uid] for name, uid in node.ins}
         before = [values[uid] for _, uid in node.outs if uid in values]
         if before:

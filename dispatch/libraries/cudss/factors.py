@@ -193,7 +193,7 @@ class Factors:
         """BadRequest if the limit is less than the hybrid mode needs, which the analysis reports."""
         least = self._get_data(cudss.cudssDataParam_t.CUDSS_DATA_HYBRID_DEVICE_MEMORY_MIN, ctypes.c_int64())
         if limit < least:
-            hint = f"device_memory={least}, or None for what cuDSS finds free"
+            hint = f"device_memory={least}, or None for the memory that cuDSS finds free"
             raise BadRequest("device_memory", f"{limit}", f"{least} bytes or more for this matrix", hint)
 
     def _execute(self, phase: Any) -> None:

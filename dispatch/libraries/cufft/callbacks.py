@@ -70,15 +70,18 @@ def why_not() -> str:
     cufft.cufftGetVersion(ctypes.byref(version))
     if version.value < FIRST_VERSION:
         name = _version_text(version.value)
-        return f"cuFFT {name} takes no callbacks as LTO-IR: 11.3, of CUDA 12.6 Update 2, is the first"
+        return (
+            f"cuFFT {name} does not support callbacks as LTO-IR; the first version that does is 11.3, of CUDA 12.6"
+            " Update 2"
+        )
     try:
         linker, compiler = nvjitlink.nvJitLinkVersion(), nvrtc.nvrtcVersion()
     except LibraryNotFound as error:
-        return f"cuFFT links callbacks by nvJitLink: {error}"
+        return f"cuFFT links callbacks with nvJitLink: {error}"
     linker, compiler = tuple(linker)[:2], tuple(compiler)[:2]
     if linker[0] != compiler[0] or linker < compiler:
         versions = f"nvJitLink {'.'.join(map(str, linker))} and NVRTC {'.'.join(map(str, compiler))}"
-        return f"cuFFT links callbacks by an nvJitLink that is no older than NVRTC: there are {versions}"
+        return f"cuFFT links callbacks with an nvJitLink that is at least as new as NVRTC; found {versions}"
     return ""
 
 
@@ -96,7 +99,7 @@ def callback_routine(side: CallbackSide, arch: str) -> CallbackRoutine:
     try:
         code = compiled(source_of(side), side.symbol, (f"-arch={arch}", *OPTIONS, *LTO))
     except LibraryNotFound as error:
-        raise Refused(f"NVRTC is not there to compile {side.symbol}: {error}") from error
+        raise Refused(f"NVRTC, which compiles {side.symbol}, is not available: {error}") from error
     return CallbackRoutine(int(getattr(cufft.cufftXtCallbackType, kind)), side.symbol, code)
 
 

@@ -232,7 +232,7 @@ class Fold(KernelStep):
         )
         work.factor, work.orthogonal = lines.factor, lines.orthogonal
         if len(lines.batch_axes) > MOST_AXES:
-            wanted = f"needs at most {MOST_AXES} axes that do not lie in memory as one beside the transformed one"
+            wanted = f"needs at most {MOST_AXES} axes other than the transformed one that cannot be merged"
             raise Refused(f"{wanted}, has {len(lines.batch_axes)}", Kind.RULE)
         for part in lines.batch_axes:
             work.axis[work.axes] = Axis(part.extent, part.source if folds else part.target)

@@ -231,7 +231,7 @@ def work_of(
         else:
             lines.append(line)
     if len(lines) > MOST_AXES:
-        wanted = f"needs at most {MOST_AXES} axes that do not lie in memory as one where it is copied"
+        wanted = f"needs at most {MOST_AXES} axes that cannot be merged for a copy"
         raise Refused(f"{wanted}, has {len(lines)}", Kind.RULE)
     work = Work(math.prod(target.shape), 0, factor, len(lines), conj)
     if hermitian is not None:

@@ -243,7 +243,7 @@ def make_plan(problem: Problem, routines: tuple[CallbackRoutine, ...] = (), bloc
     except CufftError as error:
         cufft.cufftDestroy.unchecked(handle.value)
         if error.name in (REFUSALS if not routines else CALLBACK_REFUSALS):
-            raise Refused(f"cuFFT has no plan of sizes {list(problem.sizes)} for it: {error}") from error
+            raise Refused(f"cuFFT has no plan for sizes {list(problem.sizes)}: {error}") from error
         raise
     return CachedPlan(problem, handle.value, work.value, routines, block, tuple(callback_arguments))
 

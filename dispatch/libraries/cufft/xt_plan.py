@@ -169,22 +169,26 @@ class XtPlan:
                 cufft.cufftXtQueryPlan(self._handles.handles[0], ctypes.byref(factors), query)
             self.factors = Factors(factors.factor2, factors.stringCount, factors.substringLength)
             if math.prod(self.factors) != self._problem.sizes[0] or factors.stringCount % len(self.devices):
-                raise Refused(f"cuFFT says that a result of {self._problem.sizes[0]} points lies in {self.factors}")
+                raise Refused(
+                    f"cuFFT reports the factors {self.factors} for a result of {self._problem.sizes[0]} points"
+                )
 
     def check_sizes(self, nbytes: Sequence[int]) -> None:
         """Refused if a part has less memory than its layouts need."""
         for device, size, wanted in zip(self.devices, self._memory.sizes, nbytes, strict=True):
             if size < wanted:
-                raise Refused(f"cuFFT has {size} bytes for a part on {device}, which takes {wanted}")
+                raise Refused(f"cuFFT has allocated {size} bytes for a part on {device}, which needs {wanted}")
 
     def _translated(self, error: CufftError) -> Exception:
         names = ", ".join(map(str, self.devices))
         what = f"{self._problem.batch} transform(s) of {list(self._problem.sizes)} over {names}"
         if error.name == "CUFFT_ALLOC_FAILED":
             room = "; ".join(f"{device}: {device.memory()}" for device in dict.fromkeys(self.devices))
-            return OutOfMemory(f"cuFFT has no memory for {what}, which takes about twice that of its parts. {room}")
+            return OutOfMemory(
+                f"cuFFT has not enough memory for {what}, which needs about twice the size of its parts. {room}"
+            )
         if error.name in REFUSED:
-            hint = "other GPUs, sizes of factors up to 7, or dispatch.dft on one GPU may do"
+            hint = "try other GPUs, sizes with prime factors up to 7, or dispatch.dft on one GPU"
             return Refused(f"cuFFT has no plan for {what}: {error}. Hint: {hint}")
         return error
 

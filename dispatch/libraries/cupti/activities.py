@@ -115,7 +115,7 @@ class Recording:
 
     def __init__(self) -> None:
         if not _recording_lock.acquire(blocking=False):
-            raise DeviceUnavailable("another profile() runs in this process: CUPTI has one user at a time")
+            raise DeviceUnavailable("another profile() is running in this process: CUPTI supports one user at a time")
         self.dropped = 0  # records that did not fit into CUPTI's buffers
         self._subscriber = cupti.CUpti_SubscriberHandle()
         self._enabled: list[Any] = []
@@ -131,8 +131,10 @@ class Recording:
         except CudaError as error:
             if "MULTIPLE_SUBSCRIBERS" not in error.name:
                 raise
-            others = "torch.profiler keeps it once it was used; Nsight and Compute Sanitizer have it from the start"
-            raise DeviceUnavailable(f"another profiler has CUPTI in this process ({others}): {error}") from error
+            others = (
+                "torch.profiler keeps CUPTI after its first use; Nsight and Compute Sanitizer hold it from the start"
+            )
+            raise DeviceUnavailable(f"another profiler uses CUPTI in this process ({others}): {error}") from error
         try:
             cupti.cuptiActivityRegisterCallbacks(_buffer_requested, _buffer_completed)
             _buffers.collect()

@@ -76,7 +76,7 @@ class Solve:
     def solve(self) -> None:
         """Solve at the addresses for which `prepare` was called."""
         if self._kept is None:
-            raise RuntimeError("no analysis has been made")
+            raise RuntimeError("no analysis exists yet")
         self._call.invoke(f"{self._name}_solve", self._kept.c)
 
     def _analyse(self) -> Analysis:

@@ -81,7 +81,7 @@ class Call:
             getattr(cusparse, f"{self._name}{ending}")(self._handle.follow(), *self.c_arguments, ctypes.byref(size))
         except CusparseError as error:
             if error.name == "CUSPARSE_STATUS_NOT_SUPPORTED":
-                raise Refused(f"{self._name} does not take it: {error}") from error
+                raise Refused(f"{self._name} rejects the request: {error}") from error
             raise
         return size.value
 

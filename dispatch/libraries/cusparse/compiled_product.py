@@ -46,10 +46,10 @@ def why_not() -> str:
     try:
         linker, compiler = tuple(nvjitlink.nvJitLinkVersion())[:2], tuple(nvrtc.nvrtcVersion())[:2]
     except LibraryNotFound as error:
-        return f"cuSPARSE links operators by nvJitLink, which NVRTC compiles: {error}"
+        return f"cuSPARSE links operators that NVRTC compiles with nvJitLink: {error}"
     if linker[0] != compiler[0] or linker < compiler:
         versions = f"nvJitLink {'.'.join(map(str, linker))} and NVRTC {'.'.join(map(str, compiler))}"
-        return f"cuSPARSE links operators by an nvJitLink that is no older than NVRTC: there are {versions}"
+        return f"cuSPARSE links operators with an nvJitLink that is at least as new as NVRTC; found {versions}"
     return ""
 
 
@@ -63,7 +63,7 @@ def compile_to_lto(sources: Mapping[str, str], arch: str) -> dict[str, bytes]:
     try:
         return {name: compiled(source, name, (f"-arch={arch}", *LTO_OPTIONS)) for name, source in sources.items()}
     except LibraryNotFound as error:
-        raise Refused(f"NVRTC is not there to compile {', '.join(sources)}: {error}") from error
+        raise Refused(f"NVRTC, which compiles {', '.join(sources)}, is not available: {error}") from error
 
 
 def pointer_to(code: bytes) -> ctypes.c_void_p:
@@ -74,7 +74,7 @@ def pointer_to(code: bytes) -> ctypes.c_void_p:
 def refused_or_error(error: CusparseError) -> Exception:
     """Refused if the library does not support the call, else the library's own error."""
     if error.name == "CUSPARSE_STATUS_NOT_SUPPORTED":
-        return Refused(f"{error.function} does not take it: {error}")
+        return Refused(f"{error.function} rejects the request: {error}")
     return error
 
 
@@ -171,7 +171,7 @@ class RowProduct(Call):
         if self._made is None or not self._keeps or self._indices_at != self._matrix.indices_at:
             self._analyse(handle)
         if self._made is None:
-            raise RuntimeError("no analysis has been made")
+            raise RuntimeError("no analysis exists yet")
         function: Any = cusparse.cusparseSpMVOp
         if status := function.unchecked(handle, self._made[0].c, alpha, beta, *vectors):
             self._executor.stream.done()  # raises DeviceFault if the device is lost

@@ -99,6 +99,6 @@ class Pruning:
             driver.cuMemcpyHtoDAsync(addresses[self._number], remaining.ctypes.data, remaining.nbytes, stream)
             return
         if count.value != self._nnz:
-            raise BadRequest("nnz", str(self._nnz), f"{count.value}, as prune_nnz counts them")
+            raise BadRequest("nnz", str(self._nnz), f"{count.value}, the number that prune_nnz counts")
         if count.value:
             self._name()(*front, values, rows, columns, *behind, buffer)

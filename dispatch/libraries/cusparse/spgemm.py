@@ -97,7 +97,7 @@ class SparseProduct:
             driver.cuMemcpyHtoDAsync(at, counted.ctypes.data, counted.nbytes, stream)  # reads `counted` before return
             return
         if count != self._spec.nnz:
-            raise BadRequest("nnz", str(self._spec.nnz), f"{count}, as spgemm_nnz counts them")
+            raise BadRequest("nnz", str(self._spec.nnz), f"{count}, the number that spgemm_nnz counts")
         values, rows, columns = (addresses[place] for place in (self._spec.values, self._spec.rows, self._spec.columns))
         cusparse.cusparseCsrSetPointers(self._target.c, rows, columns or None, values or None)
         self._call.invoke("cusparseSpGEMM_copy", *self._trailing_arguments(work))

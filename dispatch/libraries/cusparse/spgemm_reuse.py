@@ -129,7 +129,7 @@ class ReusedProduct:
         counted = [ctypes.c_int64() for _ in range(3)]
         cusparse.cusparseSpMatGetSize(target.c, *map(ctypes.byref, counted))
         if counted[2].value != spec.nnz:
-            raise BadRequest("nnz", str(spec.nnz), f"{counted[2].value}, as spgemm_nnz counts them")
+            raise BadRequest("nnz", str(spec.nnz), f"{counted[2].value}, the number that spgemm_nnz counts")
         columns, values = self._allocate(spec.nnz * spec.column_bytes), self._allocate(spec.nnz * self._element_bytes)
         analysis = Analysis(at, work, target, rows, columns)
         self._point(analysis, values.base)

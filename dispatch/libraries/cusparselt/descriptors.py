@@ -152,7 +152,10 @@ class ProductDescriptor:
             return
         kernels = self._chosen(Kind.CUSPARSELT_MATMUL_ALG_CONFIG_MAX_ID)
         if not 0 <= config_id < kernels:
-            raise Refused(f"config_id {config_id} is none of the {kernels} that cuSPARSELt has for this product")
+            raise Refused(
+                f"config_id {config_id} is not below {kernels}, the number of kernels that cuSPARSELt has for this"
+                " product"
+            )
 
     def _set_epilogue(self, bias: int) -> None:
         spec = self._spec
@@ -214,4 +217,4 @@ def call_or_refuse(name: str, *given: Any) -> None:
     except CusparseLtError as error:
         if error.name not in UNSUPPORTED:
             raise
-        raise Refused(f"{name} does not take it: {error}") from error
+        raise Refused(f"{name} rejects the request: {error}") from error

@@ -81,7 +81,7 @@ class BlockSparsePlan(Plan):
             needed = self._make(operands, dtype, compute, reproducible)
         except CutensorError as error:
             if error.name in REFUSALS:
-                raise Refused(f"cuTENSOR has no kernel for it: {error}") from error
+                raise Refused(f"cuTENSOR has no kernel for this contraction: {error}") from error
             raise failure(executor, error) from error
         self._memory, address = self._handle.memory(executor, needed) if needed else (None, 0)
         self._workspace = ctypes.c_void_p(address or None), needed

@@ -113,7 +113,7 @@ class KernelPlan:
             self.workspace = self._required()
         except CutensorError as error:
             if error.name in REFUSALS:
-                raise Refused(f"cuTENSOR has no kernel for it: {error}") from error
+                raise Refused(f"cuTENSOR has no kernel for this operation: {error}") from error
             raise
 
     def _describe(self, operation: Operation) -> OwnedHandle:

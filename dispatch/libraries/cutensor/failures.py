@@ -54,12 +54,12 @@ def failure(executor: CudaExecutor, error: CudaError) -> Exception:
         return error
     memory = free_memory()
     if not memory.is_short:
-        hint = f"{memory}: it is not for memory. CUTENSOR_LOG_LEVEL=5 has the library print what CUDA said"
+        hint = f"{memory}, so memory is not the cause. With CUTENSOR_LOG_LEVEL=5 the library prints CUDA's error"
         return CutensorError(error.library, error.function, error.status, error.name, error.text, hint)
     device = executor.device
     short = OutOfMemory(
-        f"{device.name} ({device.model}) is likely out of memory: {memory}, and cuTENSOR takes some of its own beside"
-        f" its workspace: {error.function} failed with {error.name}"
+        f"{device.name} ({device.model}) is probably out of memory ({memory}); cuTENSOR allocates some in addition"
+        f" to its workspace: {error.function} failed with {error.name}"
     )
     short.__cause__ = error
     return short

@@ -71,7 +71,7 @@ def _compute(node: Node, inputs: list[Array]) -> Array:
         return np.asarray(inputs[0] * inputs[1] + inputs[2])
     if isinstance(node, (Unary, Binary)):
         return np.asarray(FUNCTIONS[node.function](*inputs))
-    raise TypeError(f"{type(node).__name__} is no node of an epilogue tree")
+    raise TypeError(f"{type(node).__name__} is not a node of an epilogue tree")
 
 
 def _sigmoid(x: Array) -> Array:

@@ -65,7 +65,7 @@ class CompileFailed(DispatchError, RuntimeError):
 
     def __init__(self, label: str, error: str, log: str) -> None:
         self.label, self.error, self.log = label, error, log
-        super().__init__(f"NVRTC does not compile {label}: {error}. The whole log is in {log}")
+        super().__init__(f"NVRTC does not compile {label}: {error}. The full log is in {log}")
 
     def __reduce__(self) -> tuple[type[CompileFailed], tuple[str, str, str]]:
         return type(self), (self.label, self.error, self.log)
@@ -178,7 +178,7 @@ def _compile(kernel: str, text: str, target: str, label: str) -> bytes:
     chain = toolchain()
     if chain is None:
         headers.find()  # raises with a message about what is missing
-        raise headers.HeadersMissing(f"{label} is not compiled yet, and there is no NVRTC. {headers.INSTALL}")
+        raise headers.HeadersMissing(f"{label} is not compiled yet, and NVRTC is not installed. {headers.INSTALL}")
     started = time.monotonic()
     command = [sys.executable, "-c", "from dispatch.libraries.cutlass.compile_child import main; main()"]
     order = json.dumps({"text": text, "options": [f"-arch={target}", *OPTIONS]}).encode()

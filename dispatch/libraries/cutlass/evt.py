@@ -197,9 +197,11 @@ SUFFIXES = ("_pitch", "_batch", "_value")
 
 def _named(name: Any) -> str:
     if not isinstance(name, str) or not name.isidentifier():
-        raise BadRequest("epilogue", f"the name {name!r}", "an identifier, by which the request gives the operand")
+        raise BadRequest("epilogue", f"the name {name!r}", "an identifier, under which the request passes the operand")
     if name in TAKEN or name.endswith(SUFFIXES):
-        raise BadRequest("epilogue", f"the name {name!r}", f"another than {', '.join(TAKEN)}, or one with {SUFFIXES}")
+        raise BadRequest(
+            "epilogue", f"the name {name!r}", f"a name other than {', '.join(TAKEN)}, without the suffixes {SUFFIXES}"
+        )
     return name
 
 
@@ -279,7 +281,7 @@ def tanh(x: Node | float) -> Node:
 def clamp(x: Node | float, low: float, high: float) -> Node:
     """x between `low` and `high`."""
     if not low <= high:
-        raise BadRequest("epilogue", f"clamp between {low} and {high}", "low at most high")
+        raise BadRequest("epilogue", f"clamp between {low} and {high}", "low <= high")
     return Clamp(_node(x), float(low), float(high))
 
 

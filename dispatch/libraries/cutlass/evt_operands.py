@@ -73,12 +73,12 @@ class EpilogueTreeMixin:
         for name, _ in self.operands:
             if name not in kinds or name in ("alpha", "beta"):
                 names = ", ".join(kinds) or "none"
-                raise BadRequest(f"operands[{name!r}]", "an operand", f"one of {names}: the tree's names")
+                raise BadRequest(f"operands[{name!r}]", "an operand", f"one of {names}, the names in the tree")
         for name, kind in kinds.items():
             operand = self.operand_values.get(name)
             label = f"operands[{name!r}]"
             if reserved is not None and name.startswith(reserved):
-                raise BadRequest("epilogue", f"the name {name!r}", f"one that does not begin with {reserved}")
+                raise BadRequest("epilogue", f"the name {name!r}", f"a name that does not begin with {reserved}")
             if operand is None and kind not in ("store", "reduce"):
                 raise BadRequest(label, "nothing", f"the {kind} that the epilogue reads")
             number = isinstance(operand, (int, float, np.number)) and not isinstance(operand, NO_NUMBERS)
@@ -94,7 +94,7 @@ class EpilogueTreeMixin:
             label = name if name in ("alpha", "beta") else f"operands[{name!r}]"
             check_number(label, value)
             if top < abs(float(value)) < math.inf:
-                raise BadRequest(label, shown(value), f"a number that f32 holds, up to {top:.4g}")
+                raise BadRequest(label, shown(value), f"a number in the range of f32, up to {top:.4g}")
 
 
 def numbers_of(kinds: dict[str, str], fixed: Collection[str] = ()) -> dict[str, Number]:

@@ -50,19 +50,19 @@ def find() -> Headers:
     version = _version(cutlass / "cutlass/version.h", "CUTLASS_MAJOR", "CUTLASS_MINOR", "CUTLASS_PATCH")
     if version[:2] not in CUTLASS_VERSIONS:
         versions = ", ".join(".".join(map(str, supported)) for supported in CUTLASS_VERSIONS)
-        raise HeadersMissing(f"CUTLASS {_dotted(version)} in {cutlass}: this works with {versions}. {INSTALL}")
+        raise HeadersMissing(f"CUTLASS {_dotted(version)} in {cutlass}; supported versions: {versions}. {INSTALL}")
     packed = _version(cccl / "cuda/std/__cccl/version.h", "CCCL_VERSION")[0]
     collection = (packed // 1_000_000, packed // 1000 % 1000, packed % 1000)
     if collection[:2] != (CCCL_MAJOR, CCCL_MINOR):
         wanted = f"{CCCL_MAJOR}.{CCCL_MINOR}"
-        raise HeadersMissing(f"CCCL {_dotted(collection)} in {cccl}: CUTLASS 4.2 compiles with {wanted}. {INSTALL}")
+        raise HeadersMissing(f"CCCL {_dotted(collection)} in {cccl}; CUTLASS 4.2 compiles with {wanted}. {INSTALL}")
     texts = {name: _amend(cutlass / name, changes) for name, changes in AMENDMENTS.items()}
     # CUTLASS includes <cccl/cuda/std/…> and CCCL itself <cuda/std/…>; the runtime's headers may be elsewhere.
     # Convolution takes the strides of dense tensors from CUTLASS's tools, which the wheel has next to the headers.
     tools = cutlass.parent / "tools/util/include"
     folders = (cutlass, *((tools,) if tools.is_dir() else ()), cccl, cccl.parent, runtime)
     if not any((folder / "crt/mma.h").is_file() for folder in folders):
-        raise HeadersMissing(f"crt/mma.h, which the runtime's headers in {runtime} include, is not there: {INSTALL}")
+        raise HeadersMissing(f"crt/mma.h, which the runtime's headers in {runtime} include, does not exist: {INSTALL}")
     return Headers(tuple(dict.fromkeys(map(str, folders))), _dotted(version), _dotted(collection), texts)
 
 
@@ -90,7 +90,7 @@ def _amend(path: Path, changes: tuple[tuple[str, str, int], ...]) -> str:
     for pattern, replacement, count in changes:
         text, done = re.subn(pattern, replacement, text)
         if done != count:
-            raise HeadersMissing(f"{path} is not as CUTLASS 4.2 has it ({pattern!r} fits {done} times). {INSTALL}")
+            raise HeadersMissing(f"{path} differs from CUTLASS 4.2 ({pattern!r} matches {done} times). {INSTALL}")
     return text
 
 

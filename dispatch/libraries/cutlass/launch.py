@@ -95,7 +95,8 @@ class Launch:
         if max(grid[1:]) > MOST_BLOCKS:  # multistage kernels have the columns along y, the batch along z
             blocks = " x ".join(map(str, grid))
             raise Refused(
-                f"needs a grid of up to {MOST_BLOCKS} blocks along y and z, has {blocks}: take slices", Kind.RULE
+                f"needs a grid of up to {MOST_BLOCKS} blocks along y and z, has {blocks}: split it into slices",
+                Kind.RULE,
             )
         # Parameters contain addresses inside the workspace, so it is allocated before the template is made, and stays.
         self._workspace = executor.empty((workspace,), (1,), U8) if workspace else None

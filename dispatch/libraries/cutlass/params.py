@@ -174,7 +174,7 @@ class Template:
                 offset += 4
             else:
                 raise WorkerFailed(
-                    f"byte {offset} of a kernel's parameters depends on its addresses in a way that is not understood:"
+                    f"byte {offset} of a kernel's parameters depends on its addresses in an unknown way:"
                     f" {one.hex()} and {two.hex()}"
                 )
         return Template(first, tuple(pointers), tuple(numbers), maps)
@@ -226,7 +226,7 @@ def _im2col(image: bytes, offset: int, word: str) -> Im2colMap:
 
 def _check_base(base: int) -> None:
     if base:
-        raise WorkerFailed(f"a tensor map with swizzle base {base}, which Hopper's kernels have no use for")
+        raise WorkerFailed(f"a tensor map with swizzle base {base}, which Hopper's kernels do not use")
 
 
 RECORDS: dict[int, Callable[[bytes, int, str], TensorMap | Im2colMap]] = {MAGIC: _tiled, IM2COL_MAGIC: _im2col}

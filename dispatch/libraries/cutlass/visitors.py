@@ -123,7 +123,7 @@ def operands_of(tree: Node) -> dict[str, str]:
             continue
         name: str = node.name
         if name in kinds and (kind != kinds[name] or kind in ("store", "reduce")):
-            raise Refused(f"needs a name of its own for each operand of the epilogue, has {name} for two", Kind.RULE)
+            raise Refused(f"needs a different name for each operand of the epilogue, has {name} twice", Kind.RULE)
         kinds[name] = kind
     return kinds
 
@@ -163,7 +163,7 @@ def _check(nodes: list[Node], operands: Mapping[str, Operand], c: Dtype | None, 
     if len(nodes) > MAX_NODES:
         raise Refused(f"needs an epilogue of {MAX_NODES} nodes at most, has {len(nodes)}", Kind.RULE)
     if not any(isinstance(node, Leaf) and node.kind == "accumulator" for node in nodes):
-        raise Refused("needs an epilogue that reads the accumulator, has one without", Kind.RULE)
+        raise Refused("needs an epilogue that reads the accumulator, has one that does not", Kind.RULE)
     for node in nodes:
         if d is I32:
             _check_whole(node)
@@ -185,7 +185,7 @@ def _check_whole(node: Node) -> None:
     function = getattr(node, "function", "fma" if isinstance(node, Fma) else "")
     fraction = isinstance(node, Leaf) and not node.value.is_integer()
     if isinstance(node, (Clamp, Reduce)) or fraction or (function and function not in WHOLE):
-        raise Refused(f"needs an epilogue of whole numbers for an i32 D, has {node}: take D as f32", Kind.RULE)
+        raise Refused(f"needs an epilogue of whole numbers for an i32 D, has {node}: use an f32 D", Kind.RULE)
 
 
 class _Lowering:

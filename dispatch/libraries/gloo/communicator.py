@@ -40,13 +40,13 @@ _abandoned: list[Any] = []  # calls that may never end, and their memory, which 
 
 def gloo() -> Any:
     """The module torch.distributed, with gloo; DeviceUnavailable if it is not installed."""
-    requirement = "collectives between processes of the host that no mpirun has started need PyTorch with gloo"
+    requirement = "collectives between processes of the host that mpirun has not started need PyTorch with gloo"
     try:
         import torch.distributed as dist
     except ImportError as error:
         raise DeviceUnavailable(f"{requirement}: pip install torch; {error}") from error
     if not dist.is_available() or not dist.is_gloo_available():
-        raise DeviceUnavailable(f"{requirement}, and this build of PyTorch has none")
+        raise DeviceUnavailable(f"{requirement}, and this build of PyTorch has no gloo")
     return dist
 
 
@@ -103,7 +103,7 @@ class GlooCommunicator(Communicator):
         CollectiveTimeout if not all ranks join within the deadline.
         """
         if not device.is_host:
-            raise BadRequest("device", str(device), "the host", "NCCL moves what is on GPUs")
+            raise BadRequest("device", str(device), "the host", "for tensors on GPUs use NCCL")
         dist, most = gloo(), timedelta(seconds=deadline)
 
         def connect() -> tuple[Any, Any]:
@@ -187,7 +187,9 @@ class GlooCommunicator(Communicator):
     def _receive_from_self(self, what: str, buffer: Array) -> None:
         self.check()
         if not self._self_messages:
-            self.raise_failed(CollectiveTimeout(f"{self!r}: {what}: it has sent itself nothing, and waits for that"))
+            self.raise_failed(
+                CollectiveTimeout(f"{self!r}: {what}: it waits for a message from itself that it has not sent")
+            )
         buffer[:] = self._self_messages.popleft()
 
     def compare(self, call: str) -> Callable[[], None]:
@@ -207,7 +209,7 @@ class GlooCommunicator(Communicator):
             wait()
             largest, smallest = maxima.tolist()
             if largest != ~smallest:
-                difference = f"this one calls {call}, another one something else"
+                difference = f"this rank calls {call}, another rank makes a different call"
                 self.raise_failed(CollectiveError(f"{self!r}: ranks disagree: {difference}"))
 
         return finish
@@ -218,7 +220,7 @@ class GlooCommunicator(Communicator):
             self._check_error()
             now = time.monotonic()
             if now > until:
-                self.raise_failed(CollectiveTimeout(f"{self!r}: {what} was not done within {self.deadline:g} s"))
+                self.raise_failed(CollectiveTimeout(f"{self!r}: {what} did not complete within {self.deadline:g} s"))
             if now - begun > SPIN:
                 time.sleep(min(pause, until - now + 1e-6))
                 pause = min(2 * pause, LONGEST)
@@ -235,10 +237,12 @@ class GlooCommunicator(Communicator):
         """Fail with the error that corresponds to gloo's message."""
         text = str(error).split("] ", 1)[-1].split(". This is")[0]
         if "Timed out" in text:
-            failed: CollectiveError = CollectiveTimeout(f"{self!r}: {what} was not done in time: {text}")
+            failed: CollectiveError = CollectiveTimeout(
+                f"{self!r}: {what} did not complete before its deadline: {text}"
+            )
         elif "onnection" in text or "Broken pipe" in text or "closed" in text:
             self._wait_for_lost_rank()
-            failed = RankLost(f"{self!r}: {what}: another rank has ended, or has given it up: {text}")
+            failed = RankLost(f"{self!r}: {what}: another rank has ended, or has aborted the communicator: {text}")
         else:
             failed = CollectiveError(f"{self!r}: {what} failed: {text}")
         failed.__cause__ = error

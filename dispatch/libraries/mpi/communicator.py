@@ -57,7 +57,7 @@ class MpiCommunicator(Communicator):
         self, comm: Comm, device: Device, name: str, *, generation: int = 0, deadline: float = DEADLINE
     ) -> None:
         if not device.is_host:
-            raise BadRequest("device", str(device), "the host", "NCCL moves what is on GPUs")
+            raise BadRequest("device", str(device), "the host", "for tensors on GPUs use NCCL")
         super().__init__(comm.rank, comm.size, device, generation=generation, deadline=deadline)
         self.comm, self.name = comm, name
         self.base = comm.Get_group()
@@ -116,7 +116,7 @@ class MpiCommunicator(Communicator):
         def finish() -> None:
             wait()
             if largest[0] != ~largest[1]:  # the largest digest differs from the smallest
-                difference = f"this one calls {call}, another one something else"
+                difference = f"this rank calls {call}, another rank makes a different call"
                 self.raise_failed(CollectiveError(f"{self!r}: ranks disagree: {difference}"))
 
         return finish
@@ -139,7 +139,7 @@ class MpiCommunicator(Communicator):
             now = time.monotonic()
             if now > until:
                 self._revoke()
-                self.raise_failed(CollectiveTimeout(f"{self!r}: {what} was not done within {self.deadline:g} s"))
+                self.raise_failed(CollectiveTimeout(f"{self!r}: {what} did not complete within {self.deadline:g} s"))
             if now - begun > SPIN:
                 time.sleep(min(pause, until - now + 1e-6))
                 pause = min(2 * pause, LONGEST)
@@ -156,7 +156,9 @@ class MpiCommunicator(Communicator):
             failed = CollectiveError(f"{self!r}: {what} failed: {error}")
         else:
             ranks = self._failed_ranks()
-            who = f"rank {', '.join(map(str, ranks))} has ended" if ranks else "another rank has given it up"
+            who = (
+                f"rank {', '.join(map(str, ranks))} has ended" if ranks else "another rank has aborted the communicator"
+            )
             failed = RankLost(f"{self!r}: {what}: {who}", ranks)
         failed.__cause__ = error
         return self.raise_failed(failed)

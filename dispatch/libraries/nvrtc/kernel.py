@@ -75,7 +75,7 @@ class Kernel:
         arguments: tuple[Any, ...] = source, launch
         if not isinstance(arguments[0], str) or not callable(arguments[1]):
             wanted = "its source, its name and a function that returns the Launch of a request"
-            raise BadRow(f"a kernel is made of {wanted}: got {source!r:.40}, {function!r:.40}, {launch!r:.40}")
+            raise BadRow(f"a kernel needs {wanted}: got {source!r:.40}, {function!r:.40}, {launch!r:.40}")
         if isinstance(options, str):
             raise BadRow(f"options are several strings, not {options!r}: write ({options!r},)")
         self.source, self.function, self.launch, self.options = source, function, launch, tuple(options)
@@ -100,18 +100,20 @@ class Kernel:
 def check_launch(kernel: Kernel, launch: Any) -> None:
     """BadRow for a Launch that no kernel can be launched with."""
     if not isinstance(launch, Launch):
-        raise BadRow(f"the launch of {kernel.function} is a {type(launch).__name__}: give a dispatch.Launch")
+        raise BadRow(
+            f"the launch function of {kernel.function} returned a {type(launch).__name__}: return a dispatch.Launch"
+        )
     for name, least in (("grid", 0), ("block", 1)):
         extents: Any = getattr(launch, name)
         fits = isinstance(extents, tuple) and 0 < len(extents) <= AXES
         if not fits or not all(type(extent) is int and extent >= least for extent in extents):
             wanted = f"a tuple of one to three whole numbers from {least} on"
-            raise BadRow(f"the {name} of {kernel.function} is {extents!r}: give {wanted}")
+            raise BadRow(f"the {name} of {kernel.function} is {extents!r}: pass {wanted}")
     for value in launch.values:
         if not isinstance(value, (ctypes._SimpleCData, ctypes.Structure)):
             like = "ctypes.c_float" if isinstance(value, float) else "ctypes.c_int64"
-            problem = f"{kernel.function} is given {value!r}, whose size in memory is not known"
-            raise BadRow(f"{problem}: make it of the type that the kernel declares, such as {like}({value!r})")
+            problem = f"{kernel.function} received {value!r}, whose size in memory is unknown"
+            raise BadRow(f"{problem}: convert it to the type that the kernel declares, such as {like}({value!r})")
 
 
 class KernelPlan(Plan):
@@ -167,4 +169,4 @@ def _compiled(source: str, function: str, options: tuple[str, ...]) -> bytes:
     try:
         return compiled(source, function, options)
     except LibraryNotFound as error:
-        raise Refused(f"NVRTC is not there to compile {function}: {error}") from error
+        raise Refused(f"NVRTC, which compiles {function}, is not available: {error}") from error

@@ -120,13 +120,13 @@ class Store:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             facts = path.stat()
             if facts.st_uid != os.getuid():
-                raise DispatchError(f"{path} belongs to another user: name a folder of your own with CUDABIND_CACHE")
+                raise DispatchError(f"{path} belongs to another user: set CUDABIND_CACHE to a folder of your own")
             if stat.S_IMODE(facts.st_mode) & 0o077:
                 path.chmod(0o700)
             files = FileStreamProgramCache(path, max_size_bytes=LIMIT)
         except OSError as error:
             raise DispatchError(
-                f"no kernels can be kept in {path}: {error}. Name a folder with CUDABIND_CACHE"
+                f"no kernels can be stored in {path}: {error}. Set CUDABIND_CACHE to another folder"
             ) from error
         self.path = path
         self._files: Any = files
@@ -151,7 +151,7 @@ class Store:
         try:
             self._files[_key(entry.kernel, "" if imported else entry.toolchain)] = entry.pack()
         except OSError as error:
-            raise DispatchError(f"{entry.label} cannot be kept in {self.path}: {error}") from error
+            raise DispatchError(f"{entry.label} cannot be stored in {self.path}: {error}") from error
 
     def entries(self) -> Iterator[tuple[Path, Entry | None]]:
         """Each file, with its entry, or None if it is damaged."""
@@ -174,7 +174,7 @@ class Store:
         wanted = None if kernels is None else set(kernels)
         chosen = {e.kernel: e for _, e in self.entries() if e is not None and (wanted is None or e.kernel in wanted)}
         if not target.name:
-            raise BadPack(f"{target} is no name for a file")
+            raise BadPack(f"{target} is not a file name")
         partial = target.with_name(f"{target.name}.{os.getpid()}.part")
         try:
             with zipfile.ZipFile(partial, "x") as pack:  # "x" does not follow links: it fails if there is one
@@ -195,10 +195,10 @@ class Store:
         except BadPack:
             raise
         except OSError as error:
-            raise BadPack(f"{source} is no pack of kernels: {error.strerror or error}") from error
+            raise BadPack(f"{source} is not a pack of kernels: {error.strerror or error}") from error
         except Exception as error:
             # For a damaged zip file, the reader raises errors of struct, codecs, decompressors or passwords.
-            raise BadPack(f"{source} is no pack of kernels: {type(error).__name__}: {shown(str(error))}") from error
+            raise BadPack(f"{source} is not a pack of kernels: {type(error).__name__}: {shown(str(error))}") from error
         wanted = None if targets is None else set(targets)
         selected = [entry for entry in entries if wanted is None or entry.target in wanted]
         for entry in selected:
@@ -212,11 +212,11 @@ def _unpacked(source: Path) -> list[Entry]:
     with zipfile.ZipFile(source) as pack:
         names = pack.infolist()
         if len(names) > MOST_KERNELS or len({info.filename for info in names}) < len(names):
-            raise BadPack(f"{source} holds {len(names)} entries, or some twice: export the pack anew")
+            raise BadPack(f"{source} contains {len(names)} entries, or duplicates: export the pack again")
         for info in names:
             # Entries are stored without compression by zip, so that their sizes are known before they are read.
             if info.compress_type != zipfile.ZIP_STORED or info.file_size > LARGEST_CODE:
-                raise BadPack(f"{shown(info.filename)} in {source} is no kernel: export the pack anew")
+                raise BadPack(f"{shown(info.filename)} in {source} is not a kernel: export the pack again")
         if pack.getinfo("pack").file_size != len(PACK) or pack.read("pack") != PACK.encode():
             raise BadPack(f"{source} is a pack of another kind")
         for info in names:
@@ -224,10 +224,10 @@ def _unpacked(source: Path) -> list[Entry]:
                 continue
             entry = Entry.unpack(pack.read(info))
             if entry is None or entry.kernel != info.filename:
-                raise BadPack(f"{shown(info.filename)} in {source} is damaged: export the pack anew")
+                raise BadPack(f"{shown(info.filename)} in {source} is damaged: export the pack again")
             code_bytes += len(entry.code)
             if code_bytes > MOST_CODE:
-                raise BadPack(f"{source} holds more than {MOST_CODE} bytes of kernels: no pack needs so many")
+                raise BadPack(f"{source} holds more than {MOST_CODE} bytes of kernels, more than any pack needs")
             entries.append(entry)
     return entries
 

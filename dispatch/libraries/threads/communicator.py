@@ -162,7 +162,7 @@ class ThreadCommunicator(Communicator):
         if error is None:
             who = ", ".join(map(str, missing))
             error = CollectiveTimeout(
-                f"{self!r}: {call} was not done within {self.deadline:g} s: no word of rank {who}"
+                f"{self!r}: {call} did not complete within {self.deadline:g} s: rank {who} has not called it"
             )
         self.fail(error)
         return self.failure()

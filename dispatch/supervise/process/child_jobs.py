@@ -156,7 +156,7 @@ class JobRunner:
             other = self.owner.workers[index]
             cause = other.failures.get(number)
             if cause is not None:
-                text = f"it was not run, for a request that it was submitted to run after failed: {error_text(cause)}"
+                text = f"it was not run, because a request that it depends on (after=) failed: {error_text(cause)}"
                 error = DependencyFailed(text)
                 error.__cause__ = cause
                 return error
@@ -227,9 +227,9 @@ class JobRunner:
         except BaseException as error:  # its class cannot be imported here, or constructing it raises
             if self.device.fault is not None:  # another worker's fault: this request has not started
                 raise
-            hint = "its class must be importable in a new process, where the script's __main__ is another"
-            hint += "; setup=('your.module',) is imported there first"
-            return BadRequest("request", error_text(error), "one that another process can rebuild", hint)
+            hint = "its class must be importable in a new process, whose __main__ is not this script"
+            hint += "; setup=('your.module',) imports a module there first"
+            return BadRequest("request", error_text(error), "a request that another process can rebuild", hint)
 
     def _fail(self, future: Any, error: BaseException) -> None:
         raise NotImplementedError

@@ -63,7 +63,10 @@ def chunk_message(control: socket.socket) -> tuple[Any, Any, list[int]]:
     if not data:
         os._exit(0)
     if flags & socket.MSG_CTRUNC:
-        print("this child has no file descriptor left for the memory that it is to map (ulimit -n)", file=sys.stderr)
+        print(
+            "this child process has no free file descriptor for memory that it must map (raise ulimit -n)",
+            file=sys.stderr,
+        )
         os._exit(EXIT_NO_DESCRIPTORS)
     first, second = json.loads(data)
     return first, second, fds
@@ -264,4 +267,4 @@ class ChildPool:
         return False
 
     def reason(self) -> DispatchError:
-        return DispatchError("a child's worker has no queue")
+        return DispatchError("a worker of a child process has no queue")

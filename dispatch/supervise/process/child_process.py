@@ -187,9 +187,9 @@ class Child:
             if readable:
                 why = "" if self.read_control() is not None else "ended"
             elif seconds <= 0:
-                why = f"was silent for {START_SECONDS:g} s"
+                why = f"sent no message for {START_SECONDS:g} s"
             elif stop():
-                why = "was not needed any more"
+                why = "was no longer needed"
             else:
                 why = self.exit_state()
             if why:
@@ -197,7 +197,7 @@ class Child:
                 status = self.process.returncode
                 self.was_killed = why != "ended" or status < 0
                 how = f"ended with status {status}" if why == "ended" else why
-                raise WorkerFailed(f"the child process {how} before it was ready; what it wrote is on stderr")
+                raise WorkerFailed(f"the child process {how} before it was ready; its output is on stderr")
 
     def exit_state(self) -> str:
         """How it has ended: "ended", "was stopped" (by SIGSTOP), or "" while it runs; its connections may not show it.

@@ -119,14 +119,14 @@ def file_chunk(nbytes: int) -> Chunk:
     except OSError as error:
         if error.errno not in EXHAUSTED:
             raise
-        text = f"the host gives no {nbytes / 2**20:,.0f} MiB of memory that processes can share: {error}"
+        text = f"the host cannot allocate {nbytes / 2**20:,.0f} MiB of memory that processes can share: {error}"
         raise OutOfMemory(text + _HINTS.get(error.errno or 0, "")) from error
     return chunk
 
 
 _HINTS = {
-    errno.EMFILE: "; each such piece takes a file descriptor, so raise the limit (ulimit -n)",
-    errno.ENFILE: "; each such piece takes a file descriptor, and the system has no more",
+    errno.EMFILE: "; each such block needs a file descriptor: raise the limit (ulimit -n)",
+    errno.ENFILE: "; each such block needs a file descriptor, and the system has no more",
 }
 
 
@@ -139,7 +139,7 @@ def gpu_chunk(nbytes: int, props: Any, ordinal: int, context: AbstractContextMan
         except CudaError as error:
             if error.status != OUT_OF_MEMORY:
                 raise
-            raise OutOfMemory(f"no {nbytes / 2**20:,.0f} MiB of memory are left") from error
+            raise OutOfMemory(f"less than {nbytes / 2**20:,.0f} MiB of memory are free") from error
         with ExitStack() as handles:
             handles.callback(driver.cuMemRelease, handle)  # a mapping and a descriptor hold the memory themselves
             fd = _export_fd(handle, kind)
@@ -158,7 +158,7 @@ def _export_fd(handle: Any, kind: Any) -> int:
         except OSError as cause:
             if cause.errno not in EXHAUSTED:
                 raise error from None
-            raise OutOfMemory(f"there is no file descriptor for more memory: {cause}{_HINTS[errno.EMFILE]}") from error
+            raise OutOfMemory(f"no file descriptor is free for more memory: {cause}{_HINTS[errno.EMFILE]}") from error
         raise
 
 

@@ -137,7 +137,7 @@ class Connection:
             except BlockingIOError:
                 return None
             if len(self._received) == had:
-                raise EOFError("the other process is gone")
+                raise EOFError("the other process has ended")
 
     @property
     def pending(self) -> bool:
@@ -180,7 +180,7 @@ class _Packer(pickle.Pickler):
         if isinstance(thing, Tensor):
             layout = thing.layout
             if layout.device is not self._home:
-                hint = "make its tensors on the supervisor's own device: sup.device.array(x)"
+                hint = "create its tensors on the supervisor's own device: sup.device.array(x)"
                 raise BadRequest("request", f"a tensor on {layout.device!r}", f"tensors on {self._home!r}", hint)
             return (location_of(thing), layout.dtype.name, layout.shape, layout.strides, layout.readonly)
         if isinstance(thing, Device):
@@ -197,10 +197,10 @@ def pack_request(request: Request, home: Device) -> bytes:
         raise
     except Exception as error:
         hint = "its class must be importable by name, and its fields picklable"
-        raise BadRequest("request", type(request).__name__, f"one that pickles ({error})", hint) from error
+        raise BadRequest("request", type(request).__name__, f"a request that can be pickled ({error})", hint) from error
     if target.tell() > LARGEST:
         hint = "put large arrays into tensors: sup.device.array(x)"
-        raise BadRequest("request", f"one of {target.tell()} bytes", f"one of {LARGEST} bytes at most", hint)
+        raise BadRequest("request", f"a request of {target.tell()} bytes", f"at most {LARGEST} bytes", hint)
     return target.getvalue()
 
 

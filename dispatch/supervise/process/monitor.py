@@ -145,7 +145,7 @@ class Monitor:
         if message[0] == "lost":
             return ChildLoss(message[1], messages.unpack_error(bytes.fromhex(message[2])), frozenset(message[3]))
         if message[0] == "defect":
-            self.allow_restart(WorkerFailed(f"worker {message[1]} broke: {message[2]}"))
+            self.allow_restart(WorkerFailed(f"worker {message[1]} failed: {message[2]}"))
         return None
 
     def _check_stopped(self, child: Child) -> ChildLoss | None:
@@ -175,7 +175,7 @@ class Monitor:
         if queue.sent and now - max(queue.since, future.deadline) < self.hang_seconds:
             return None  # this request, or the one before it, may still end: check again at the next tick
         self.deadlines.pop()
-        text = "it had not ended when the time it was submitted with was over, and its process was replaced"
+        text = "it had not completed at its deadline, and its process was replaced"
         if number in queue.sent:
             self.fail_sent(queue.sent[number], DeadlineExceeded(text))
         elif not queue.expire(future) or not queue.sent:

@@ -170,7 +170,7 @@ class ProcessPool(Monitor, WorkerPool):
             while not self.is_over():
                 self._wait_for_cooldown() if self.cooling_down else self.listen_to_child()
         except BaseException as error:  # noqa: BLE001  # a defect here must leave no future without an end
-            broken = WorkerFailed(f"the monitor thread of {self.device} broke: {error_text(error)}")
+            broken = WorkerFailed(f"the monitor thread of {self.device} failed: {error_text(error)}")
             broken.__cause__ = error
             self.end(BROKEN, broken)
         self._finish()
@@ -225,7 +225,7 @@ class ProcessPool(Monitor, WorkerPool):
         sent.queue.sent.pop(sent.number, None)
         sent.queue.busy = len(sent.queue.sent)
         for tensor in written_tensors(sent):
-            self.device.taint(tensor, f"{type(error).__name__} ended the request that wrote it")
+            self.device.taint(tensor, f"the request that writes it failed with {type(error).__name__}")
         if not sent.future._status:
             sent.queue.fail(sent.future, error)
 

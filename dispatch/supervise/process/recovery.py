@@ -126,7 +126,7 @@ def recover(pool: ChildOwner, loss: ChildLoss) -> bool:
 def fail_in_flight(pool: ChildOwner, loss: ChildLoss) -> None:
     """Fail all requests in flight, because the supervisor ends and runs nothing again."""
     for each in sorted((each for queue in pool.queues for each in queue.sent.values()), key=lambda each: each.number):
-        text = f"{loss.why} while it was in flight, and its supervisor was ending: it was not run again"
+        text = f"{loss.why} while it was in flight, and its supervisor was closing: it was not run again"
         pool.fail_sent(each, _fault(pool, each, text, loss))
 
 
@@ -167,7 +167,7 @@ def _test_suspect(pool: ChildOwner, sent: InFlightRequest, *, may_hang: bool, ru
             return False
         if sent.number not in sent.queue.sent:  # the request faulted, or hung
             return True
-    _fail_culprit(pool, sent, ChildLoss(f"{MAX_SOLO_CRASHES} processes in a row died while it ran alone"))
+    _fail_culprit(pool, sent, ChildLoss(f"{MAX_SOLO_CRASHES} consecutive processes died while it ran alone"))
     return True
 
 
@@ -208,7 +208,7 @@ def _run_alone(pool: ChildOwner, sent: InFlightRequest, may_hang: bool, runs: in
                 if loss is not None:
                     return loss
             elif monotonic() > ends:
-                text = "it ran beyond its deadline, or without an end before others that had one, also alone"
+                text = "it ran past its deadline, or delayed requests past theirs, also when it ran alone"
                 pool.fail_sent(sent, DeadlineExceeded(text))
                 return ChildLoss("a request hung")
             elif (how := child.exit_state()) and not messages.wait_readable([link.socket, child.control], 0):

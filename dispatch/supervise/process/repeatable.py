@@ -46,7 +46,7 @@ def unsafe_to_repeat(suspects: Iterable[InFlightRequest]) -> dict[int, str]:
     reasons: dict[int, str] = {}
     for sent in suspects:
         if not sent.request.repeatable:
-            reasons[sent.number] = "it reads what it writes, so a second run would not give the same"
+            reasons[sent.number] = "it reads an operand that it writes, so a second run would give another result"
             continue
         for name, tensor, is_written in sent.request.tensors():
             if is_written:
@@ -54,7 +54,7 @@ def unsafe_to_repeat(suspects: Iterable[InFlightRequest]) -> dict[int, str]:
             low, high = _span(tensor)
             for start, end, number in writes.get(tensor.storage, ()):
                 if number > sent.number and start < high and low < end:
-                    reasons[sent.number] = f"a request behind it, in flight too, overwrites its operand {name}"
+                    reasons[sent.number] = f"a later request, which is also in flight, overwrites its operand {name}"
     return reasons
 
 

@@ -50,8 +50,8 @@ class CopyExecutor(Executor):
 
     def plan(self, request: Request) -> NoReturn:
         self.check()
-        hint = "sup.submit(request), or make the tensors on dispatch.device()"
-        raise BadRequest("request", f"tensors of {self.device!r}", "those of a device that runs in this process", hint)
+        hint = "call sup.submit(request), or create the tensors on dispatch.device()"
+        raise BadRequest("request", f"tensors of {self.device!r}", "tensors of a device of this process", hint)
 
     run = plan
 
@@ -107,7 +107,7 @@ class _SharedMemory(Device):
         if chunk is None or mapping is None:
             allocator.give(block)
             self.check()
-            raise Closed(f"{self.name} was closed while memory was asked of it")
+            raise Closed(f"{self.name} was closed during an allocation")
         # The storage keeps the mapping, and every view the storage: views stay valid after the device was closed.
         return Storage(self, chunk.base + block.offset, nbytes, stream, partial(_give_back, allocator, mapping), block)
 

@@ -79,8 +79,8 @@ def test_an_axis_of_one_element_in_another_tensor_has_no_step(dev):
 
 def test_what_no_descriptor_can_say(dev):
     assert describable(dev.zeros((3, 4)).layout, layout(dev, (1, 4), (-7, 1))) == ""
-    assert "strides above 0" in describable(layout(dev, (3,), (-1,)))
-    assert "strides above 0" in describable(layout(dev, (3,), (0,)))
+    assert "positive strides" in describable(layout(dev, (3,), (-1,)))
+    assert "positive strides" in describable(layout(dev, (3,), (0,)))
     assert f"up to {LIMIT}" in describable(layout(dev, (2, 2), (2**31, 1)))
     assert "needs f32 at multiples of 4 bytes, has 2" in describable(dev.layout(F32, (3,), (1,), 2))
 

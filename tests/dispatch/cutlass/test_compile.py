@@ -105,7 +105,7 @@ def test_a_kernel_that_does_not_compile_is_named_with_its_error_and_its_log():
 def test_a_log_that_cannot_be_kept_does_not_hide_what_the_compiler_said(fresh, monkeypatch):
     (fresh / "file").write_text("")
     monkeypatch.setenv("CUDABIND_CACHE", str(fresh / "file"))
-    with pytest.raises(CompileFailed, match=r"The whole log is in no file: .*Not a directory"):
+    with pytest.raises(CompileFailed, match=r"The full log is in no file: .*Not a directory"):
         compiler.request(Source("no such thing;", ()), "sm_90", "nothing").result()
 
 

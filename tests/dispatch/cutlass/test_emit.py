@@ -235,7 +235,7 @@ def test_orders_that_fill_much_up_are_not_timed():
 
 def test_no_operand_of_a_tree_is_called_as_a_word_is():
     assert {word.name for word in GEMM_WORDS if "." not in word.name} == set(evt.TAKEN)
-    with pytest.raises(BadRequest, match="another than a, b"):
+    with pytest.raises(BadRequest, match="a name other than a, b"):
         evt.row("raster")
 
 

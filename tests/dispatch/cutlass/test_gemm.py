@@ -70,7 +70,7 @@ def test_a_prepared_call_takes_other_operands_by_the_trees_names(dev):
     call = dp.prepare(MatmulRequest(a, b, epilogue=tree, operands={"bias": dev.zeros(16, "f32")}, library="cutlass"))
     assert call().numpy().max() == 8
     assert call(bias=dev.array(np.full(16, 2.0), "f32")).numpy().min() == 10
-    with pytest.raises(BadRequest, match="no operand of this request"):
+    with pytest.raises(BadRequest, match="a name that is not an operand of this request"):
         call(other=a)
 
 
@@ -101,7 +101,7 @@ def small(dev, **options):
         (lambda d: {"a": apart(d, (2**32 + 2, 16, 32), (0, 32, 1))}, "a: .*; expected extents up to 2147483647"),
         (lambda _: {"a": [[0.0] * 32] * 16}, "a dispatch Tensor"),
         (lambda _: {"epilogue": object()}, "a tree of"),
-        (lambda d: {"operands": {"bias": d.zeros(16)}}, "the tree's names"),
+        (lambda d: {"operands": {"bias": d.zeros(16)}}, "the names in the tree"),
         (lambda _: {"epilogue": evt.accumulator() + evt.row("bias")}, "the row that the epilogue reads"),
         (lambda _: {"epilogue": evt.accumulator() + evt.row("v"), "operands": {"v": 2.0}}, "a Tensor"),
         (lambda d: {"epilogue": evt.accumulator() + evt.row("v"), "operands": {"v": d.zeros(15)}}, r"shape \(16,\)"),

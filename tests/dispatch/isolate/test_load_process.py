@@ -128,7 +128,7 @@ def test_a_request_that_is_short_of_memory_once_runs_again_in_the_child(remote, 
         request = trouble.Trouble("out of memory", a, out, once=str(tmp_path / "short"))
         assert (sup.submit(request).result(PATIENCE).numpy() == 3).all()
         never = sup.submit(trouble.Trouble("out of memory", a, out))
-        with pytest.raises(OutOfMemory, match="caches freed"):
+        with pytest.raises(OutOfMemory, match="caches were freed"):
             never.result(PATIENCE)
         assert (sup.stats().done, sup.stats().failed, sup.stats().restarts) == (1, 1, 0)
 

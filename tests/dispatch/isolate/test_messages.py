@@ -149,7 +149,7 @@ def test_an_error_that_does_not_pickle_comes_out_in_its_words():
 def test_a_request_that_no_message_can_hold_is_refused(home, monkeypatch):
     a = home.array(np.ones((2, 2)))
     monkeypatch.setattr(messages, "LARGEST", 10)
-    with pytest.raises(dp.errors.BadRequest, match="10 bytes at most"):
+    with pytest.raises(dp.errors.BadRequest, match="at most 10 bytes"):
         messages.pack_request(dp.MatmulRequest(a, a), home)
 
 

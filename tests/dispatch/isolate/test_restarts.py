@@ -155,7 +155,7 @@ def test_a_circuit_opens_when_children_die_at_every_start_and_says_why(superviso
     future = sup.submit(trouble_of(sup, "die"))
     with pytest.raises(WorkerFailed, match=r"max_restarts=2.*ended with status 3"):
         future.result(PATIENCE)
-    with pytest.raises(WorkerFailed, match="make a new supervisor"):
+    with pytest.raises(WorkerFailed, match="create a new supervisor"):
         sup.submit(trouble_of(sup, "fine"))
 
 

@@ -98,7 +98,7 @@ def test_whatever_a_request_raises_costs_its_future_and_no_child(sup, custom, tr
     others = [sup.submit(trouble.Trouble("fine", *operands(sup))) for _ in range(3)]
     error = guilty.exception(PATIENCE)
     assert isinstance(error, WorkerFailed)
-    assert f"broke on trouble({kind})" in str(error)
+    assert f"failed on trouble({kind})" in str(error)
     assert [future.exception(PATIENCE) for future in others] == [None] * 3
     assert sup._pool._child is child
 

@@ -192,18 +192,18 @@ def test_refusals_say_what_is_expected():
     def run(world):
         x, comm = world.device.zeros((4, 6)), world.communicator
         for call, error, text in (
-            (lambda: parallel.matmul_all_reduce(x, x, comm=comm), BadRequest, "6 rows, as a has columns"),
+            (lambda: parallel.matmul_all_reduce(x, x, comm=comm), BadRequest, "6 rows, the number of columns of a"),
             (lambda: parallel.matmul_all_reduce(x, x.T, comm=comm, chunks=0), BadRequest, "chunks"),
             (lambda: parallel.matmul_all_reduce(x, x.T, comm=comm, by="mpi"), BadRequest, r"by: got .mpi.; expected"),
             (
                 lambda: parallel.all_gather_matmul(x, x.T, comm=comm, by="copies"),
                 Refused,
-                "between GPUs of one machine",
+                "for GPUs of one machine",
             ),
             (lambda: parallel.matmul_all_reduce(x.numpy(), x, comm=comm), BadType, "from_dlpack"),
             (lambda: parallel.matmul_reduce_scatter(x[:3], x.T, comm=comm), BadRequest, "a multiple of 2 rows"),
             (lambda: parallel.ring_attention(x, x, x, comm=comm), BadRequest, "4 axes"),
-            (lambda: parallel.ExpertExchange([1, 2, 3], comm=comm), BadRequest, "2 times as many as a rank has"),
+            (lambda: parallel.ExpertExchange([1, 2, 3], comm=comm), BadRequest, "2 times the number on a rank"),
             (lambda: parallel.ExpertExchange([1, -2], comm=comm), BadRequest, "counts"),
             (lambda: parallel.GradientBuckets([], comm=comm), BadRequest, "the shape of each gradient"),
             (lambda: parallel.GradientBuckets(4, comm=comm), BadRequest, "shapes: got 4; expected a list of shapes"),

@@ -103,5 +103,5 @@ def test_without_pytorch_ranks_on_the_host_are_refused(monkeypatch):
     from dispatch.libraries.gloo.communicator import gloo
 
     monkeypatch.setitem(sys.modules, "torch.distributed", None)
-    with pytest.raises(DeviceUnavailable, match="no mpirun has started need PyTorch with gloo: pip install torch"):
+    with pytest.raises(DeviceUnavailable, match="mpirun has not started need PyTorch with gloo: pip install torch"):
         gloo()

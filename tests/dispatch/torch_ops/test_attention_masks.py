@@ -157,7 +157,7 @@ def test_what_does_not_fit_is_refused_by_name():
         (lambda: attend(q, k, v, mask[None, None, None]), "attn_mask: got shape"),
         (lambda: attend(q, k, v, mask, is_causal=True), "attn_mask: got a mask with is_causal"),
         (lambda: attend(q, k, v, [1]), "attn_mask: got a list"),
-        (lambda: attend(q, k, v, dropout_p=1.0), "dropout_p: got 1.0; expected a probability from 0 to below 1"),
+        (lambda: attend(q, k, v, dropout_p=1.0), "dropout_p: got 1.0; expected a probability p with 0 <= p < 1"),
         (lambda: attend(q, k, v, None, -0.5), "dropout_p: got -0.5"),
     ):
         with pytest.raises(BadRequest, match=text):

@@ -121,14 +121,14 @@ def test_what_does_not_fit_is_refused_by_name():
     for call, text in (
         (lambda: conv2d(x.to(torch.int8), weight), "x: got a tensor of torch.int8"),
         (lambda: conv2d(x[0], weight), r"x: got shape .*x\.unsqueeze\(0\) adds a batch"),
-        (lambda: conv2d(x[:0], weight), "x: got shape .*leave an empty batch out"),
-        (lambda: conv2d(x, weight[0]), r"weight: got shape \(4, 3, 3\); expected four axes of 1 or more$"),
+        (lambda: conv2d(x[:0], weight), "x: got shape .*skip the call for an empty batch"),
+        (lambda: conv2d(x, weight[0]), r"weight: got shape \(4, 3, 3\); expected four axes with extents of 1 or more$"),
         (lambda: conv2d(x, weight, groups=2), "groups: got 2 with x"),
         (lambda: conv2d(x, weight, torch.ones(3)), "bias: got shape"),
         (lambda: conv2d(x, weight, stride=0), "stride: got 0"),
         (lambda: conv2d(x, weight, padding="same"), "padding: got 'same'"),
         (lambda: conv2d(x, weight, activation="gelu"), "activation: got 'gelu'"),
-        (lambda: conv2d(x, weight, residual=torch.ones(1, 2, 3, 3)), "residual: got a tensor without an activation"),
+        (lambda: conv2d(x, weight, residual=torch.ones(1, 2, 3, 3)), "residual: got a residual without an activation"),
     ):
         with pytest.raises(BadRequest, match=text):
             call()

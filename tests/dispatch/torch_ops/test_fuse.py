@@ -221,7 +221,7 @@ class Odd(nn.Module):
 @pytest.mark.parametrize(
     ("way", "why"),
     [
-        ("twice", "its result has other readers, too"),
+        ("twice", "its result is also used elsewhere"),
         ("branch", "torch.fx cannot trace its forward"),
         ("padding", "its padding is 'same', zeros"),
     ],

@@ -144,7 +144,7 @@ def test_batch_norms_that_are_kept_say_why():
         ("statistics", "its batch norm has no running statistics"),
         ("padding", "its padding is 'same', zeros"),
         ("hooks", "bn has hooks"),
-        ("twice", "its result has other readers, too"),
+        ("twice", "its result is also used elsewhere"),
     ):
         model, x = Odd(way).eval(), torch.randn(1, 1, 5, 5)
         before = model(x)

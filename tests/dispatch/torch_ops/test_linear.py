@@ -263,7 +263,7 @@ REFUSED = [
     (lambda: linear(torch.ones(2, 3), torch.ones(3, 2)), r"weight: got shape \(3, 2\); expected \(out, 3\)"),
     (lambda: linear(torch.ones(2, 3), torch.ones(4, 3), torch.ones(3)), r"bias: got shape \(3,\); expected \(4,\)"),
     (lambda: linear(torch.ones(2, 3), torch.ones(4, 3), None, "tanh"), "activation: got 'tanh'; expected None"),
-    (lambda: linear(torch.tensor(1.0), torch.ones(4, 3)), "x: got a tensor of no axes"),
+    (lambda: linear(torch.tensor(1.0), torch.ones(4, 3)), "x: got a tensor without axes"),
     (lambda: linear(torch.ones(2, 3), torch.ones(4, 3, device="meta")), "weight: got a tensor on meta"),
 ]  # fmt: skip
 

@@ -60,7 +60,7 @@ def test_ranks_that_make_different_calls_all_learn_so_and_go_on():
     told, done = ranks(2, "disagree")
     assert (len(told), done.returncode) == (2, 0), done.stderr
     for each in told:
-        assert all("ranks disagree: this one calls" in text for text in each["said"].values()), each
+        assert all("ranks disagree: this rank calls" in text for text in each["said"].values()), each
         assert each["after"] == [True] * 6
         assert each["generation"] == 6
 

@@ -184,7 +184,7 @@ def test_ranks_that_do_not_come_to_the_beginning_are_a_timeout(library, monkeypa
         pointer._obj.value = library._made(stand_in.Rendezvous(1), 0)
 
     monkeypatch.setattr(library, "_CommInitRankConfig", late)
-    with pytest.raises(CollectiveTimeout, match=r"ncclCommInitRankConfig was not done within 0.1 s"):
+    with pytest.raises(CollectiveTimeout, match=r"ncclCommInitRankConfig did not complete within 0.1 s"):
         NcclCommunicator.create(library.gpu, 0, 2, unique_id(), deadline=0.1)
     failed_collectives.check_not_failed(library.gpu)  # nothing was to be written by it
     never.set()

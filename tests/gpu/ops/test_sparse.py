@@ -168,7 +168,7 @@ def test_products_of_sparse_matrices(algorithm, gpu):
     expected = (matrix @ matrix).tocsr()
     assert product.nnz == expected.nnz
     assert abs(S.to_scipy(product) - expected).max() < 1e-12
-    with pytest.raises(BadRequest, match="as spgemm_nnz counts them"):
+    with pytest.raises(BadRequest, match="the number that spgemm_nnz counts"):
         S.spgemm(a, a, nnz=expected.nnz + 1, algorithm=algorithm)
 
 

@@ -105,7 +105,7 @@ def test_elements_of_one_place_add_up_and_unsorted_rows_are_sorted_or_refused(gp
     ordered = S.sort(a)
     first = S.tobsr(ordered, (4, 4)).values.numpy()
     assert all(S.tobsr(ordered, (4, 4)).values.numpy().tobytes() == first.tobytes() for _ in range(3))
-    with pytest.raises(BadRequest, match="nnzb: got 7; expected 300, as csr2bsr_nnz counts them"):
+    with pytest.raises(BadRequest, match="nnzb: got 7; expected 300, the number that csr2bsr_nnz counts"):
         S.tobsr(ordered, (4, 4), nnzb=7)
 
 

@@ -54,7 +54,7 @@ def subscribed():
             cupti.cuptiSubscribe(made, function, None)
         except CuptiError as error:
             if "MULTIPLE_SUBSCRIBERS" in error.name:
-                pytest.skip("another profiler has CUPTI in this process")
+                pytest.skip("another profiler uses CUPTI in this process")
             raise
         subscribers.append(made)
         cupti.cuptiEnableCallback(1, made, DRIVER_API, LAUNCH)
