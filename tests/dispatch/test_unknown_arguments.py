@@ -112,7 +112,7 @@ def test_arguments_beyond_those_by_place_are_told_which_these_are(x):
     ):
         dp.Supervisor(*range(15))
     with pytest.raises(
-        TypeError, match=r"Device\.zeros\(\) takes at most 2 .* but 3 were given\. .* shape, dtype by position: see help"
+        TypeError, match=r"Device\.zeros\(\) takes at most 2 .* but 3 were given\. .* shape, dtype by position"
     ):
         dp.device("host").zeros(2, 3, 4)
 

@@ -63,7 +63,7 @@ class ActivationMode(Choice):
     @staticmethod
     def replacements() -> dict[str, str]:
         graph = "dispatch.cudnn.Graph has pointwise({!r}, x)"
-        gelu = f"Behind a product, dispatch.matmul(a, b, epilogue='gelu'); alone, {graph}"
+        gelu = f"Fused with a product, dispatch.matmul(a, b, epilogue='gelu'); alone, {graph}"
         return {
             "GELU": gelu.format("GELU_FWD"),
             "GELUTANH": gelu.format("GELU_APPROX_TANH_FWD"),
@@ -98,7 +98,12 @@ class ElementwiseRequest(OperandRequest["Tensor"]):
             raise BadRequest("coef", repr(self.coef), "a finite number")
         if self.coef != 1 and self.mode not in WITH_COEF:
             takers = ", ".join(taker.name for taker in WITH_COEF)
-            raise BadRequest("coef", repr(self.coef), f"1, for {member(self.mode).name} has none", f"{takers} have one")
+            raise BadRequest(
+                "coef",
+                repr(self.coef),
+                f"1, because {member(self.mode).name} has no coef",
+                f"the modes with a coef are {takers}",
+            )
         if self.coef < 0:
             raise BadRequest("coef", repr(self.coef), "0 or more")
         same_as_first(self)
@@ -161,7 +166,7 @@ def elu_above_0(request: ActivationBwdRequest) -> str:
     """The gradient of ELU needs a coef above 0: cuDNN uses the sign of y, which is 0 with a coef of 0."""
     if request.mode is not ActivationMode.ELU or request.coef > 0:
         return ""
-    return "needs a coef above 0 for the gradient of ELU, has 0: RELU is the same function"
+    return "needs a coef above 0 for the gradient of ELU, has 0: use RELU, which is the same function"
 
 
 def one_layout(request: ActivationBwdRequest) -> str:

@@ -80,8 +80,8 @@ class AttentionMergeRequest(OperandRequest["tuple[Tensor, Tensor]"]):
         if self.a.ndim != AXES:
             raise BadRequest("a", str(self.a.layout), "four axes: batch, heads, rows, width")
         if self.b.shape != self.a.shape:
-            raise BadRequest("b", str(self.b.layout), f"{list(self.a.shape)}, as a is")
-        hint = "pass on what sdpa_fwd(…, stats=True) gave back"
+            raise BadRequest("b", str(self.b.layout), f"{list(self.a.shape)}, the shape of a")
+        hint = "pass the statistics that sdpa_fwd(…, stats=True) returned"
         for name in ("a_stats", "b_stats", "stats_out"):
             tensor: Tensor | None = getattr(self, name)
             if tensor is not None:

@@ -71,15 +71,15 @@ class ScaledRequest(BlasRequest, factors.ScaledRequest["Tensor"]):
 def check_matrix(name: str, tensor: Tensor) -> Shape:
     """The rows and columns of a matrix; BadRequest if it does not have two axes."""
     if tensor.ndim != 2:
-        hint = "cuBLAS has no batched form: call it for each matrix" if tensor.ndim > 2 else "x[None] adds an axis"
-        raise BadRequest(name, str(tensor.layout), "a matrix, of two axes", hint)
+        hint = "cuBLAS has no batched version: call it once per matrix" if tensor.ndim > 2 else "x[None] adds an axis"
+        raise BadRequest(name, str(tensor.layout), "a matrix, with two axes", hint)
     return tensor.shape
 
 
 def length(name: str, tensor: Tensor) -> int:
     """The number of elements of a vector; BadRequest if it does not have one axis."""
     if tensor.ndim != 1:
-        raise BadRequest(name, str(tensor.layout), "a vector, of one axis", "x.reshape(-1), or a row x[0]")
+        raise BadRequest(name, str(tensor.layout), "a vector, with one axis", "x.reshape(-1), or a row x[0]")
     return tensor.shape[0]
 
 

@@ -116,7 +116,7 @@ class Lowering(Vectors):
         ld = leading_dimension(layout, row=False)
         if ld is None and layout.size:
             raise UnsupportedLayout(
-                f"needs ab column-major, has {layout}: ab.mT.copy().mT, or dev.array(…) of its transpose, is"
+                f"needs ab column-major, has {layout}: use ab.mT.copy().mT, or dev.array(…) of the transpose"
             )
         return Operand(self.request.place_of("ab")), ld or max(layout.shape[0], 1)
 

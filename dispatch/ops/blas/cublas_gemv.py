@@ -108,7 +108,7 @@ class Lowering(BaseLowering):
         request = self.request
         if request.x.shape[-1] == 0:
             raise UnsupportedLayout(
-                f"needs a with columns where it has leading axes or half precision, has {request.a.layout}"
+                f"needs a with at least one column if it has leading axes or half precision, has {request.a.layout}"
             )
         operands = [self.operand("a", 2), self.operand("x", 1), self.operand("out", 1)]
         first = self.copy_y() if request.reads_added else []

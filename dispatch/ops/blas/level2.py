@@ -103,7 +103,7 @@ class GemvRequest(ProductRequest):
             expected = f"leading axes that broadcast to those of a, {list(a_batch)}"
             raise BadRequest("x", str(self.x.layout), expected) from None
         if not a_batch and x_batch:
-            raise BadRequest("x", str(self.x.layout), f"{self.x.dtype}[{short}]", "a[None] has a leading axis")
+            raise BadRequest("x", str(self.x.layout), f"{self.x.dtype}[{short}]", "a[None] adds a leading axis")
         return {"a": self.a.shape, "x": (*x_batch, short), "y": (*batch, long), "out": (*batch, long)}
 
     def dtype_of(self, name: str) -> Dtype:

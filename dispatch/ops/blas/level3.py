@@ -342,7 +342,7 @@ class GeamRequest(ScaledRequest):
         super().check_fields()
         for name, trans in (("a", self.trans_a), ("b", self.trans_b)):
             if self.out is not None and trans is not Operation.N and same_view(self.out, getattr(self, name)):
-                expected = f"memory other than {name}'s, which is transposed"
+                expected = f"memory other than that of {name}, which is transposed"
                 raise BadRequest("out", f"{name} itself", expected, "leave out=None")
 
 

@@ -59,5 +59,5 @@ def plan(request: Any, executor: object, row: Row) -> HostCollective:
 
     largest = max((tensor.size * max(tensor.dtype.itemsize, 4) for _, tensor, _ in request.tensors()), default=0)
     if largest > MOST_BYTES:
-        raise Refused(f"MPI counts up to {MOST_BYTES} bytes, and these are {largest}: make it several calls")
+        raise Refused(f"MPI transfers at most {MOST_BYTES} bytes per call, has {largest}: split it into several calls")
     return HostCollective(row, begin)

@@ -74,7 +74,7 @@ class RanksRequest(OperandRequest[R_co]):
         self.ranks.check()
         home = self.ranks.device
         if self.device is not home:
-            raise BadRequest("comm", f"{self.ranks!r}", f"one on {self.device!r}", "which the operands are on")
+            raise BadRequest("comm", f"{self.ranks!r}", f"one on {self.device!r}", "the operands are on this device")
         self.check_part()
 
     def check_part(self) -> None:
@@ -126,7 +126,7 @@ class ReducingRequest(CollectiveRequest):
         if self.device_factor is None and self.factor == 1.0:
             return
         if self.red_op is not RedOp.PREMUL_SUM:
-            raise BadRequest("factor", "one", "none", 'it is of reduce="premul_sum"')
+            raise BadRequest("factor", "one", "none", 'only reduce="premul_sum" has a factor')
         if self.device_factor is not None:
             if self.factor != 1.0:
                 raise BadRequest("factor", f"{self.factor!r} and device_factor", "one of the two")
@@ -135,7 +135,7 @@ class ReducingRequest(CollectiveRequest):
         elif x.dtype.numpy.kind in "iu":
             limits = np.iinfo(x.dtype.numpy)
             if self.factor != int(self.factor) or not limits.min <= self.factor <= limits.max:
-                expected = f"a whole number from {limits.min} to {limits.max}, for x is {x.dtype}"
+                expected = f"a whole number from {limits.min} to {limits.max}, because x is {x.dtype}"
                 raise BadRequest("factor", repr(self.factor), expected)
 
     @property
@@ -266,14 +266,14 @@ class AllToAllRequest(CollectiveRequest):
 
     def check_part(self) -> None:
         if (self.send_counts is None) != (self.recv_counts is None):
-            raise BadRequest("recv_counts", f"{self.recv_counts}", "both counts, or none")
+            raise BadRequest("recv_counts", f"{self.recv_counts}", "both counts, or neither")
         check_split("x", self.x, self.send_counts, self.ranks.size, "send_counts")
         if self.recv_counts is not None and self.send_counts is not None:
             check_counts("recv_counts", self.recv_counts, self.ranks.size)
             rank = self.ranks.rank
             if self.recv_counts[rank] != self.send_counts[rank]:
                 actual = f"{self.recv_counts[rank]} from this rank itself"
-                raise BadRequest("recv_counts", actual, f"{self.send_counts[rank]}, as send_counts has it")
+                raise BadRequest("recv_counts", actual, f"{self.send_counts[rank]}, the number in send_counts")
 
     def outputs(self) -> dict[str, Output]:
         if self.recv_counts is None:
@@ -296,14 +296,14 @@ def check_split(name: str, tensor: Tensor, counts: Counts | None, size: int, cou
         check_counts(counts_name, counts, size)
         check_rows(name, tensor, sum(counts))
     elif tensor.ndim < 1 or tensor.shape[0] != size:
-        hint = "x.reshape(ranks, -1) where that divides them; counts for parts of different sizes"
-        raise BadRequest(name, str(tensor.layout), f"a first axis of {size}, the ranks", hint)
+        hint = "x.reshape(ranks, -1) if the number of ranks divides the rows; pass counts for parts of different sizes"
+        raise BadRequest(name, str(tensor.layout), f"a first axis of extent {size}, the number of ranks", hint)
 
 
 def check_rows(name: str, tensor: Tensor, rows: int) -> None:
     """BadRequest unless a tensor has `rows` rows."""
     if tensor.ndim < 1 or tensor.shape[0] != rows:
-        raise BadRequest(name, str(tensor.layout), f"{rows} rows, as counts say")
+        raise BadRequest(name, str(tensor.layout), f"{rows} rows, the sum of the counts")
 
 
 def gathered_output(shape: Shape, dtype: Dtype, counts: Counts | None, size: int) -> Output:

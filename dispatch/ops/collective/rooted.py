@@ -162,7 +162,7 @@ class ScatterFromRequest(PartialResultRequest):
         rank = self.ranks.rank
         if (self.x is not None) != (rank == self.root):
             actual = "none" if self.x is None else str(self.x.layout)
-            raise BadRequest("x", actual, f"one on rank {self.root}, the root, alone; this is rank {rank}")
+            raise BadRequest("x", actual, f"None, except on rank {self.root}, the root; this is rank {rank}")
         if self.x is not None:
             check_split("x", self.x, self.counts, self.ranks.size)
             return

@@ -39,7 +39,7 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> PermutedPlan:
     order = "".join(mode for mode in dict.fromkeys(modes) if mode in steps)
     memory = plan_memory(executor, prod(sizes[mode] for mode in order) * dtype.itemsize, MEMORY)
     if memory is None:  # cannot happen: the operand has elements
-        raise Refused("needs an operand with elements, has none")
+        raise Refused("needs an operand with elements, has only empty ones")
     strides, unique = dense_strides(order, sizes), "".join(dict.fromkeys(modes))
     dense = tuple(strides.get(mode, 1) for mode in unique)  # others have one element: a rule checks that
     layout = executor.device.layout(dtype, tuple(sizes[mode] for mode in unique), dense, memory.base)

@@ -85,7 +85,7 @@ class ModesRequest(ScaledRequest["Tensor"]):
         extents = extents_of(shapes, str(self.spec))
         for mode in self.parsed[1]:
             if mode not in extents:
-                raise BadRequest("spec", f"{self.spec!r}: no operand has {mode}", "modes that an operand has")
+                raise BadRequest("spec", f"{self.spec!r}: no operand has {mode}", "only modes of operands")
         return extents
 
     @property
@@ -153,7 +153,7 @@ def check_unary(field: str, value: Any, operand: Tensor | None) -> None:
     if op in BINARY:
         raise BadRequest(field, op.name, "an operator of one element", "such as RELU, EXP or CONJ")
     if operand is not None and operand.dtype.is_complex and op in ORDERED:
-        raise BadRequest(field, op.name, f"one that {operand.dtype} has: complex numbers have no order")
+        raise BadRequest(field, op.name, f"an operator for {operand.dtype}: complex numbers have no order")
 
 
 def check_binary(field: str, value: Any, dtype: Dtype) -> None:

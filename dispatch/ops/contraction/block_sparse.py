@@ -54,7 +54,7 @@ class BlockSparseForm:
         )
         for axis, one in enumerate(sections):
             if not one:
-                raise BadRequest(f"sections[{axis}]", "none", "a section at least, such as (4,)")
+                raise BadRequest(f"sections[{axis}]", "none", "at least one section, such as (4,)")
         blocks = tuple(_block(number, one, sections) for number, one in enumerate(items("blocks", self.blocks)))
         if len(set(blocks)) < len(blocks):
             twice = next(one for number, one in enumerate(blocks) if one in blocks[:number])
@@ -109,7 +109,7 @@ def _block(number: int, given: Any, sections: tuple[Shape, ...]) -> Shape:
 def check_form(name: str, given: object) -> BlockSparseForm:
     """A form; BadRequest for anything else."""
     if not isinstance(given, BlockSparseForm):
-        hint = "a BlockSparseTensor a unpacks into both: contract_block_sparse(spec, *a, *b)"
+        hint = "pass a BlockSparseTensor as *a: contract_block_sparse(spec, *a, *b)"
         raise BadRequest(name, shown(given), "a BlockSparseForm", hint)
     return given
 

@@ -120,7 +120,7 @@ class ContractBlockSparseRequest(ScaledRequest["Tensor"]):
             tensor: Tensor | None = getattr(self, name)
             if tensor is not None and tensor.dtype is not self.a.dtype:
                 raise BadRequest(
-                    name, str(tensor.layout), f"{self.a.dtype}, as a is", f"{name}.astype('{self.a.dtype}')"
+                    name, str(tensor.layout), f"{self.a.dtype}, the dtype of a", f"{name}.astype('{self.a.dtype}')"
                 )
         self._check_forms()
         for name in ("a", "b", "c", "out"):
@@ -134,13 +134,13 @@ class ContractBlockSparseRequest(ScaledRequest["Tensor"]):
         if self.out_form is not None:
             check_form("out_form", self.out_form)
         elif self.c is not None:
-            raise BadRequest("out_form", "None", "the form of c, which is that of the result", "out_form=c.form")
+            raise BadRequest("out_form", "None", "the form of c, which is also that of the result", "out_form=c.form")
         for name in ("a", "b"):
             modes, form = self.modes_of(name), self.form_of(name)
             if len(modes) != form.ndim:
                 actual = f"{form.ndim} axes, {list(form.shape)}"
                 raise BadRequest(
-                    f"{name}_form", actual, f"{len(modes)}, for it has the modes {modes!r} in {self.spec!r}"
+                    f"{name}_form", actual, f"{len(modes)}, because its modes are {modes!r} in {self.spec!r}"
                 )
             if len(set(modes)) < len(modes):
                 raise BadRequest("spec", f"{self.spec!r}: {name} has a mode twice", "each mode once in a tensor")
@@ -149,17 +149,17 @@ class ContractBlockSparseRequest(ScaledRequest["Tensor"]):
             modes, form = self.modes_of(name), self.form_of(name)
             if len(modes) != form.ndim:
                 actual = f"{form.ndim} axes, {list(form.shape)}"
-                raise BadRequest("out_form", actual, f"{len(modes)}, for the result has the modes {modes!r}")
+                raise BadRequest("out_form", actual, f"{len(modes)}, because the result has the modes {modes!r}")
             for mode, sections in zip(modes, form.sections, strict=True):
                 first, whose = sections_of.setdefault(mode, (sections, name))
                 if name == "out" and whose == "out":
                     break
                 if first != sections:
                     actual = f"the sections {sections} along {mode} of {self.spec!r}"
-                    raise BadRequest(f"{name}_form", actual, f"{first}, as {whose} has")
+                    raise BadRequest(f"{name}_form", actual, f"{first}, the sections of {whose}")
         for mode in self.parsed[1]:
             if mode not in self.sections:
-                raise BadRequest("spec", f"{self.spec!r}: no operand has {mode}", "modes that an operand has")
+                raise BadRequest("spec", f"{self.spec!r}: no operand has {mode}", "only modes of operands")
 
     def _check_blocks(self, name: str) -> None:
         tensor: Tensor | None = getattr(self, name)
@@ -168,7 +168,7 @@ class ContractBlockSparseRequest(ScaledRequest["Tensor"]):
         count = size_of(self.form_of(name), self.a.dtype)
         if tensor.shape != (count,) or (count > 1 and not tensor.layout.is_contiguous):
             wanted = f"dense {self.a.dtype}[{count}], the {len(self.form_of(name).blocks)} blocks of its form"
-            raise BadRequest(name, str(tensor.layout), wanted, "BlockSparseTensor.from_dense(x, sections) makes them")
+            raise BadRequest(name, str(tensor.layout), wanted, "BlockSparseTensor.from_dense(x, sections) makes both")
 
     def describe(self) -> str:
         parts = [f"{name} {tensor.layout}" for name, tensor, _ in self.tensors()]

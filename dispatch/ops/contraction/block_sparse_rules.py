@@ -19,7 +19,7 @@ def few_axes(request: ContractBlockSparseRequest) -> str:
     """At most as many axes as cuTENSOR supports for a block-sparse tensor."""
     for name in ("a", "b", "out"):
         if (count := len(request.modes_of(name))) > MAX_AXES:
-            return f"needs {MAX_AXES} modes at most of {name}, has {count}: merge some"
+            return f"needs {MAX_AXES} modes at most of {name}, has {count}: merge some of them"
     return ""
 
 

@@ -61,7 +61,7 @@ class BlockSparseTensor:
         form = BlockSparseForm(tuple(tuple(one) for one in sections), tuple(blocks))
         arrays = [np.asarray(one) for one in blocks.values()]
         if not arrays:
-            raise BadRequest("blocks", "none", "a block at least, which says the dtype")
+            raise BadRequest("blocks", "none", "at least one block, which determines the dtype")
         home = device_of() if device is None else device
         dtype = home.array(arrays[0]).dtype
         offsets = block_offsets(form, dtype)
@@ -88,7 +88,11 @@ class BlockSparseTensor:
         array = np.asarray(dense)
         empty_form = BlockSparseForm(tuple(tuple(one) for one in sections), ())
         if empty_form.shape != array.shape:
-            raise BadRequest("sections", f"of {list(empty_form.shape)} in all", f"{list(array.shape)}, as dense has")
+            raise BadRequest(
+                "sections",
+                f"sections of a tensor of shape {list(empty_form.shape)}",
+                f"the shape of dense, {list(array.shape)}",
+            )
         places_of = product(*(range(len(one)) for one in empty_form.sections)) if blocks is None else blocks
         form = BlockSparseForm(empty_form.sections, tuple(tuple(block) for block in places_of))
         parts = {block: array[form.slices_of(block)] for block in form.blocks}
@@ -123,7 +127,7 @@ class BlockSparseTensor:
     def block(self, *place: int) -> Tensor:
         """A block, by the indices of its sections, as a view; BadRequest if it is not stored."""
         if place not in self.form.blocks:
-            raise BadRequest("place", str(place), f"a block of {self.form!r}", "form.blocks lists them")
+            raise BadRequest("place", str(place), f"a block of {self.form!r}", "form.blocks lists the blocks")
         offset = block_offsets(self.form, self.dtype)[self.form.blocks.index(place)]
         shape = self.form.shape_of(place)
         at = self.values.ptr + offset * self.dtype.itemsize
@@ -140,7 +144,7 @@ class BlockSparseTensor:
 
     def __array__(self, *_given: Any, **_choices: Any) -> NoReturn:
         """Refused: otherwise NumPy would make an array that holds this object."""
-        raise TypeError("a BlockSparseTensor is no array of NumPy's: a.numpy() makes a dense one")
+        raise TypeError("a BlockSparseTensor is not a NumPy array: a.numpy() makes a dense array")
 
     def __repr__(self) -> str:
         return f"BlockSparseTensor({self.dtype}, {self.form!r}, {self.device})"

@@ -52,10 +52,10 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
         return TensorPlan(executor, row, calls_of(request, row, preference), in_order=in_order)
 
     if preference.jit:
-        executor.refuse_capture("a request whose kernel is compiled")
+        executor.refuse_capture("a request with jit=True")
         read_kernels(executor)
     if preference.incremental_count:
-        executor.refuse_capture("a request whose kernels are tried")
+        executor.refuse_capture("a request with autotune=True")
         read_plans(executor)
         result: Plan = TuningPlan(executor, row, partial(make_plan, preference), preference.incremental_count)
     elif request.autotune:

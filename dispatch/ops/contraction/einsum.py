@@ -98,7 +98,7 @@ class EinsumRequest(Request["Tensor"]):
         adopt(self)
         operands: object = self.operands
         if not isinstance(operands, (tuple, list)) or not operands:
-            raise BadRequest("operands", shown(operands), "a list of tensors, one at least")
+            raise BadRequest("operands", shown(operands), "a list of at least one tensor")
         object.__setattr__(self, "operands", tuple(self.operands))
         self._check_tensors()
         check_kinds(self)
@@ -249,7 +249,7 @@ class EinsumRequest(Request["Tensor"]):
         places = {f"operands[{number}]": number for number in range(len(self.operands))}
         for name in operands:
             if name != "out" and name not in places:
-                raise BadRequest(name, "no operand of this request", ", ".join([*places, "out"]))
+                raise BadRequest(name, "a name that is not an operand of this request", ", ".join([*places, "out"]))
         tensors = tuple(operands.get(name, self.operands[number]) for name, number in places.items())
         return replace(self, operands=tensors, out=operands.get("out", self.out))
 
@@ -262,7 +262,8 @@ class EinsumRequest(Request["Tensor"]):
             parts.append(f"conj={self.conj}")
         schedule = self.schedule
         path = " ".join(str(step).replace(" ", "") for step in schedule.path)
-        largest = f", {schedule.largest * self.dtype.itemsize:,} bytes on the way at most" if schedule.largest else ""
+        nbytes = schedule.largest * self.dtype.itemsize
+        largest = f", {nbytes:,} bytes of intermediate results at most" if nbytes else ""
         return f"einsum({', '.join(parts)}): path {path}, {float(schedule.flops):.3g} operations{largest}"
 
     # -- checks -------------------------------------------------------------------------------------------------------
@@ -306,12 +307,12 @@ class EinsumRequest(Request["Tensor"]):
                 wanted = f"{', '.join(map(str, NUMBERS[:-1]))} or {NUMBERS[-1]}"
                 raise BadRequest(f"operands[{number}]", str(one.layout), wanted, "convert it: x.astype('f32')")
             if (one.dtype is BF16) != (first.dtype is BF16):
-                wanted = f"{first.dtype}, as operands[0] is: nothing converts bf16"
+                wanted = f"{first.dtype}, the dtype of operands[0]: bf16 is never converted"
                 raise BadRequest(f"operands[{number}]", str(one.layout), wanted, f"x.astype('{first.dtype}')")
         is_complex = any(one.dtype.is_complex for one in self.operands)
         for number, one in enumerate(self.operands):
             if is_complex and not one.dtype.is_complex and self.precision is not F64:
-                wanted = f"{COMPLEX.get(self.precision, C64)}: real numbers go with c128 alone"
+                wanted = f"{COMPLEX.get(self.precision, C64)}: real numbers can be combined only with c128"
                 raise BadRequest(f"operands[{number}]", str(one.layout), wanted, "x.astype('c64')")
 
     def _check_out(self) -> None:
@@ -329,7 +330,7 @@ class EinsumRequest(Request["Tensor"]):
     def _check_memory(self) -> None:
         needed = self.schedule.largest * self.dtype.itemsize  # finds the path
         if self.memory_limit is not None and needed > self.memory_limit:
-            hint = "optimize='optimal', or another path, may keep within it"
+            hint = "optimize='optimal', or another path, may need less"
             raise BadRequest("memory_limit", f"{self.memory_limit:,} bytes", f"{needed:,} or more for this path", hint)
 
 
@@ -367,7 +368,7 @@ def _explicit_spec(text: str, ranks: tuple[int, ...]) -> str:
     left_side, arrow, output = text.partition("->")
     inputs = left_side.split(",")
     if len(inputs) != len(ranks):
-        raise BadRequest("spec", f"{text!r}, which has {len(inputs)}", f"modes of {len(ranks)} operands")
+        raise BadRequest("spec", f"{text!r}, which has {len(inputs)} operands", f"modes of {len(ranks)} operands")
     beyond = max([0, *(ranks[n] - len(term) + 3 for n, term in enumerate(inputs) if "..." in term)])
     names = ellipsis_modes(beyond, text)
     inputs = [_expand_ellipsis(term, names, ranks[n] - len(term) + 3, text) for n, term in enumerate(inputs)]
@@ -376,14 +377,14 @@ def _explicit_spec(text: str, ranks: tuple[int, ...]) -> str:
     elif "..." in output:
         output = output.replace("...", "".join(names), 1)
     elif names:
-        hint = f"{left_side}->...{output} keeps them; letters in place of the dots are summed over"
-        raise BadRequest("spec", repr(text), "an ellipsis in the result, too, for the axes that it stands for", hint)
+        hint = f"{left_side}->...{output} keeps those axes; letters in place of the dots are summed over"
+        raise BadRequest("spec", repr(text), "an ellipsis in the result as well, for the axes that it stands for", hint)
     for term in (*inputs, output):
         if wrong := SIGNS.intersection(term):
             raise BadRequest("spec", repr(text), f"letters, one for each axis, not {' '.join(sorted(wrong))!r}")
     for mode in Counter(output):
         if not any(mode in term for term in inputs):
-            raise BadRequest("spec", f"{text!r}: no operand has {mode}", "modes that an operand has")
+            raise BadRequest("spec", f"{text!r}: no operand has {mode}", "only modes of operands")
     return f"{','.join(inputs)}->{output}"
 
 
@@ -392,5 +393,5 @@ def _expand_ellipsis(term: str, names: list[str], count: int, text: str) -> str:
     if "..." not in term:
         return term
     if count < 0:
-        raise BadRequest("spec", repr(text), f"at most as many modes as there are axes, not {term!r}")
+        raise BadRequest("spec", repr(text), f"at most as many modes as axes, not {term!r}")
     return term.replace("...", "".join(names[len(names) - count :]), 1)

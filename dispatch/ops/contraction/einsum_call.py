@@ -46,7 +46,7 @@ def spec_and_operands(spec: Any, operands: tuple[Any, ...]) -> tuple[Any, tuple[
         return spec, operands
     arguments = (spec, *operands)
     if len(arguments) < 2:
-        raise BadRequest("operands", "nothing", "a spec and operands, or operands each with its modes")
+        raise BadRequest("operands", "nothing", "a spec and operands, or operands each followed by its modes")
     tensors, modes = arguments[: len(arguments) // 2 * 2 : 2], list(arguments[1::2])
     if len(arguments) % 2:
         return [*modes, arguments[-1]], tensors
@@ -59,7 +59,7 @@ def spec_and_operands(spec: Any, operands: tuple[Any, ...]) -> tuple[Any, tuple[
         return ",".join(mode_letters(term, letters) for term in modes), tensors
     except TypeError:
         raise BadRequest(
-            "operands", f"{len(arguments)} arguments", "operands each with the list of its modes"
+            "operands", f"{len(arguments)} arguments", "operands each followed by the list of its modes"
         ) from None
 
 

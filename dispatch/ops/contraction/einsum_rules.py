@@ -41,7 +41,7 @@ def strides_along_modes(request: EinsumRequest) -> str:
     """Sums have an element, and each mode has a stride in some operand: else nothing is summed over or repeated."""
     empty = [mode for mode, extent in request.sizes.items() if not extent]
     if empty and request.out_layout().size and not request.out_layout().fills_bytes:
-        return f"needs an element along {empty[0]}, or a result without gaps, which is set to 0"
+        return f"needs an element along {empty[0]}, or a result without gaps, which can be filled with 0"
     strides_along_modes = {
         mode
         for modes, tensor in zip(request.parsed[0], request.operands, strict=True)
@@ -49,7 +49,9 @@ def strides_along_modes(request: EinsumRequest) -> str:
         if extent > 1 and step
     }
     lost = [mode for mode, extent in request.sizes.items() if extent > 1 and mode not in strides_along_modes]
-    return f"needs an operand that steps along {lost[0]}, has none: copy one with dev.array(x)" if lost else ""
+    return (
+        f"needs an operand with a nonzero stride along {lost[0]}, has none: copy one with dev.array(x)" if lost else ""
+    )
 
 
 def gapless_diagonals(request: EinsumRequest) -> str:
@@ -57,7 +59,7 @@ def gapless_diagonals(request: EinsumRequest) -> str:
     output = request.parsed[1]
     if len(set(output)) == len(output) or request.out_layout().fills_bytes:
         return ""
-    return f"needs a result without gaps where it has a mode twice, has {request.out_layout()}"
+    return f"needs a result without gaps if it has a mode twice, has {request.out_layout()}"
 
 
 # The compute types of cuBLASLt's rows of contractions.
@@ -90,7 +92,7 @@ def only_products(request: EinsumRequest) -> str:
     if len({tensor.dtype for tensor in request.operands}) > 1:
         return f"needs operands of one dtype, has {', '.join(str(tensor.dtype) for tensor in request.operands)}"
     if request.jit:
-        return "needs jit False, has True: that is cuTENSOR's"
+        return "needs jit False, has True, which only cuTENSOR supports"
     compute: Any = member(request.compute)
     if compute is not None and compute not in OF_PRODUCTS[request.dtype]:
         supported = ", ".join(one.name for one in OF_PRODUCTS[request.dtype])
@@ -101,7 +103,7 @@ def only_products(request: EinsumRequest) -> str:
         if step.op != "contract":
             return f"needs steps that are matrix products, has {step.op}({shown_spec(step.spec)!r})"
         if any(step.conj):
-            return f"needs no conjugates, has those of {shown_spec(step.spec)!r}"
+            return f"needs operands without conjugation, has {shown_spec(step.spec)!r}"
         inputs, output = step.spec.split("->")
         dense = device.layout(request.dtype, step.shape, c_strides(step.shape), 256)
         layouts.append(dense if number < len(steps) - 1 else unique_layout(request))

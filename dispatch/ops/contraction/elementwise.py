@@ -39,8 +39,8 @@ class ElementwiseRequest(ModesRequest):
         for name, modes in zip(self.tensors_of_spec, self.parsed[0], strict=True):
             for mode in modes:
                 if mode not in self.result_modes:
-                    actual = f"{self.spec!r}: {name} has {mode}, and the result has not"
-                    raise BadRequest("spec", actual, "modes of the result alone", "reduce_modes sums over the others")
+                    actual = f"{self.spec!r}: {name} has mode {mode}, which the result lacks"
+                    raise BadRequest("spec", actual, "only modes of the result", "reduce_modes sums over the others")
         super().check_fields()
 
     def named_arguments(self) -> NamedArguments:
@@ -82,7 +82,7 @@ class PermuteRequest(ElementwiseRequest):
         if self.out_dtype is not None and Dtype.of(self.out_dtype) is not self.result_dtype:
             raise BadRequest("out_dtype", str(self.out_dtype), f"{self.result_dtype}, the dtype of out, or None")
         if self.result_dtype.is_complex != self.a.dtype.is_complex:
-            wanted = "complex numbers, as a has" if self.a.dtype.is_complex else "real numbers, as a has"
+            wanted = "complex numbers, like a" if self.a.dtype.is_complex else "real numbers, like a"
             raise BadRequest("out_dtype", str(self.result_dtype), wanted)
 
     def attributes(self) -> tuple[Any, ...]:

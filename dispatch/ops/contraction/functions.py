@@ -79,7 +79,7 @@ def axes_of(axis: Axes | list[int], count: int, name: str = "axis") -> tuple[int
     numbers = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
     axes = tuple(check_int(name, one, -count, count - 1) % count for one in numbers) if count else numbers
     if len(set(axes)) < len(axes) or (not count and numbers):
-        raise BadRequest(name, repr(axis), f"each of {count} axes once at most")
+        raise BadRequest(name, repr(axis), f"each of {count} axes at most once")
     return axes
 
 
@@ -95,7 +95,7 @@ def tensordot(a: Any, b: Any, axes: int | Sequence[Any] = 2, out: Any = None) ->
             raise BadRequest("axes", shown(axes), "a number, or the axes of a and those of b")
         first, second = axes_of(axes[0], ranks[0], "axes"), axes_of(axes[1], ranks[1], "axes")
         if len(first) != len(second):
-            raise BadRequest("axes", f"{len(first)} of a, {len(second)} of b", "as many of each")
+            raise BadRequest("axes", f"{len(first)} of a, {len(second)} of b", "as many axes of a as of b")
         pairs = list(zip(first, second, strict=True))
     of_a, of_b = list(modes(ranks[0])), list(modes(ranks[1], ranks[0]))
     for one, other in pairs:
@@ -104,7 +104,7 @@ def tensordot(a: Any, b: Any, axes: int | Sequence[Any] = 2, out: Any = None) ->
     for (one, other), mode in zip(pairs, (of_a[one] for one, _ in pairs), strict=True):
         if a.shape[one] != b.shape[other]:  # einsum would broadcast
             actual = f"{b.shape[other]} along axis {other}"
-            raise BadRequest("b", actual, f"{a.shape[one]}, as a has along axis {one} ({mode})")
+            raise BadRequest("b", actual, f"{a.shape[one]}, the extent of a along axis {one} ({mode})")
     output = "".join(mode for mode in (*of_a, *of_b) if mode not in summed)
     return einsum(f"{''.join(of_a)},{''.join(of_b)}->{output}", a, b, out=out)
 
@@ -172,13 +172,13 @@ def _reduced(a: Any, axis: Axes, keepdims: bool, out: Any, reduce: TensorOp | st
     target = out
     if keepdims and out is not None:
         if tuple(out.shape) != wide:
-            raise BadRequest("out", f"shape {list(out.shape)}", f"{list(wide)}, as keepdims has it")
+            raise BadRequest("out", f"shape {list(out.shape)}", f"{list(wide)}, the shape of the result with keepdims")
         index = tuple(0 if place in axes else slice(None) for place in range(count))
         target = out[index + (...,)]  # noqa: RUF005  # a view; Python 3.10 unpacks nothing in an index
     output = "".join(mode for place, mode in enumerate(letters) if place not in axes)
     elements = math.prod(a.shape[place] for place in axes)
     if mean and not elements:
-        raise BadRequest("a", f"{list(a.shape)}", "an element at least to take the mean of")
+        raise BadRequest("a", f"{list(a.shape)}", "at least one element for the mean")
     reduced = reduce_modes(f"{letters}->{output}", a, reduce=reduce, alpha=1 / elements if mean else 1.0, out=target)
     if not keepdims:
         return reduced
@@ -282,7 +282,7 @@ def contract_expression(spec: Any, *shapes: Any, **options: Any) -> ContractExpr
     names = [name for name in signature_of(einsum).parameters if name not in ("spec", "operands", "out")]
     for name in options:
         if name not in names:
-            hint = ": give it to each call." if name == "out" else did_you_mean(name, names) or "."
+            hint = ": pass it to each call." if name == "out" else did_you_mean(name, names) or "."
             takes = f"It takes spec, shapes, {', '.join(names)}"
             raise TypeError(f"contract_expression() got an unexpected keyword argument {name!r}{hint} {takes}")
     text = explicit_spec(spec, tuple(map(len, extents)))
@@ -341,5 +341,8 @@ def einsum_path(spec: Any, *operands: Any, optimize: Any = "auto", memory_limit:
         inputs = ", ".join(f"[{one}]" for one in step.inputs)
         what = f"[{len(shapes) + number}] = {step.op}({inputs})"
         lines.append(f"  {what:<32} {shown_as:<{wide}}  {list(step.shape)}  {float(step.flops):.3g} operations")
-    lines.append(f"  {float(schedule.flops):.3g} operations in all, {schedule.largest:,} elements on the way at most")
+    lines.append(
+        f"  {float(schedule.flops):.3g} operations in all, {schedule.largest:,} elements of intermediate results"
+        " at most"
+    )
     return "\n".join(lines)

@@ -104,17 +104,17 @@ def parse(spec: str, operands: int) -> tuple[tuple[str, ...], str]:
     left_side, arrow, output = spec.partition("->")
     inputs = tuple(left_side.split(","))
     if not arrow:
-        raise BadRequest("spec", repr(spec), 'modes of the result behind "->"', f'such as "{spec}->{implied(inputs)}"')
+        raise BadRequest("spec", repr(spec), 'modes of the result after "->"', f'such as "{spec}->{implied(inputs)}"')
     for term in (*inputs, output):
         if wrong := SIGNS.intersection(term):
             raise BadRequest("spec", repr(spec), f"letters, one for each axis, not {' '.join(sorted(wrong))!r}")
     if len(inputs) != operands:
         many = "operand" if operands == 1 else "operands"
-        hint = "" if len(inputs) < operands else "an operand that is added has the result's modes, which are named once"
-        raise BadRequest("spec", f"{spec!r}, which has {len(inputs)}", f"modes of {operands} {many}", hint)
+        hint = "" if len(inputs) < operands else "an added operand has the modes of the result, which are written once"
+        raise BadRequest("spec", f"{spec!r}, which has {len(inputs)} operands", f"modes of {operands} {many}", hint)
     for letter, count in Counter(output).items():
         if count > 1:
-            hint = "einsum writes diagonals: there the result may have a mode twice"
+            hint = "in einsum, which writes diagonals, the result may have a mode twice"
             raise BadRequest("spec", f"{spec!r}: the result has {letter} {count} times", "each mode once", hint)
     return inputs, output
 
@@ -136,12 +136,12 @@ def extents_of(tensors: Sequence[tuple[str, str, Shape]], spec: str) -> dict[str
         if len(modes) != len(shape):
             actual = f"{len(shape)} axes, {list(shape)}"
             raise BadRequest(
-                name, actual, f"{len(modes)}, for it has the modes {shown_spec(modes)!r} in {shown_spec(spec)!r}"
+                name, actual, f"{len(modes)}, because its modes are {shown_spec(modes)!r} in {shown_spec(spec)!r}"
             )
         for mode, extent in zip(modes, shape, strict=True):
             earlier = extents.get(mode, 1)
             if extent != 1 and earlier not in (1, extent):
-                wanted = f"{earlier} along it, as {whose[mode]} has"
+                wanted = f"{earlier}, the extent of {whose[mode]} along this mode"
                 raise BadRequest(name, f"{extent} along {shown_mode(mode)} of {shown_spec(spec)!r}", wanted)
             if mode not in extents or earlier == 1:
                 extents[mode], whose[mode] = extent, name

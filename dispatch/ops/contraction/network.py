@@ -169,7 +169,7 @@ class _Lowered:
         batch, summed = ("".join(mode for mode in both if (mode in output) is is_kept) for is_kept in (True, False))
         rows, columns = ("".join(mode for mode in one if mode not in both) for one in (of_a, of_b))
         if not {*rows, *columns} <= {*output}:
-            raise Refused(f"a step sums over modes of one of two operands: {of_a},{of_b}->{output}")
+            raise Refused(f"a step of two operands sums over modes that only one of them has: {of_a},{of_b}->{output}")
         if self._extent(rows) > self._extent(columns):
             a, b, rows, columns = b, a, columns, rows
         self.mode_orders[a], self.mode_orders[b] = batch + summed + rows, batch + summed + columns

@@ -39,7 +39,7 @@ COMPUTES: dict[Dtype, Compute] = {
 def usual_precision(request: EinsumRequest) -> str:
     """The precision is f32, or f64 for f64 and c128; and the request asks for no kernel of cuTENSOR."""
     if request.jit:
-        return "needs jit False, has True: that is cuTENSOR's"
+        return "needs jit False, has True, which only cuTENSOR supports"
     compute: Any = member(request.compute)
     usual = COMPUTES[request.dtype]
     return "" if compute in (None, usual) else f"needs compute {usual.name} for {request.dtype}, has {compute.name}"
@@ -50,7 +50,7 @@ def few_elements(request: EinsumRequest) -> str:
     if len(request.operands) > MOST_OPERANDS:
         return f"needs at most {MOST_OPERANDS} operands, has {len(request.operands)}"
     if (count := elements_of(request)) > MOST_ELEMENTS:
-        return f"needs at most {MOST_ELEMENTS:,} elements of all operands and results on the way, has {count:,}"
+        return f"needs at most {MOST_ELEMENTS:,} elements of all operands and intermediate results, has {count:,}"
     for name, tensor, _ in request.tensors():
         layout = tensor.layout
         if layout.size and (layout.high - layout.low) // layout.dtype.itemsize >= MOST_STRIDES:
@@ -71,14 +71,14 @@ def faster_than_calls(request: EinsumRequest) -> str:
     reason = _why_slower(request, program)
     # If the libraries refuse the request too, report their reason rather than the times.
     library_reason = nonnegative_strides(request) or strides_along_modes(request) if reason else ""
-    return f"{library_reason}, or ask for library='own'" if library_reason else reason
+    return f"{library_reason}, or pass library='own'" if library_reason else reason
 
 
 def _why_slower(request: EinsumRequest, program: Program) -> str:
     """The reason why library calls are faster, or why the launch does not fit in shared memory; "" for neither."""
     nbytes = program.elements * max(request.dtype.itemsize, F32.itemsize)
     if nbytes > MAX_SHARED_BYTES:
-        most = f"{MAX_SHARED_BYTES:,} bytes of operands and results on the way at a time"
+        most = f"{MAX_SHARED_BYTES:,} bytes of operands and intermediate results at a time"
         return f"needs at most {most}, or library own, has {nbytes:,}"
     ours, calls = LAUNCH_US + program.cycles / CYCLES_PER_US, len(request.schedule.steps)
     if calls < MIN_STEPS:
@@ -87,5 +87,5 @@ def _why_slower(request: EinsumRequest, program: Program) -> str:
         return ""
     return (
         f"needs tensors so small that one block takes at most {CALL_US * calls:.3g} us, or library own or autotune, has"
-        f" some of {ours:.3g} us"
+        f" tensors that take {ours:.3g} us"
     )

@@ -112,7 +112,7 @@ def cheapest_arrangement(
     for permuted in sorted(choices, key=lambda names: sum(costs[name] for name in names)):
         amount = sum(costs[name] for name in permuted)
         if amount + least >= (below if best is None else best.cost):
-            why = why or "needs others to lie less apart"
+            why = why or "needs smaller strides of the other modes"
             break
         orders = {name: permuted_order(name, permuted, steps, roles, k_fastest=model.k_fastest) for name in permuted}
         strides_by_name = {

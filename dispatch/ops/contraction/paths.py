@@ -28,7 +28,7 @@ METHODS = (
     *("branch-all", "branch-2", "branch-1", "random-greedy", "random-greedy-128", "left-to-right"),
 )
 NUMPY_METHODS = {"auto": "greedy", "greedy": "greedy", "optimal": "optimal"}
-INSTALL = "pip install cudabind[einsum] installs opt_einsum, which has it"
+INSTALL = "pip install cudabind[einsum] installs opt_einsum, which supports it"
 
 
 def check_path(optimize: Any, operands: int) -> str | Path:
@@ -37,7 +37,7 @@ def check_path(optimize: Any, operands: int) -> str | Path:
         if optimize not in METHODS:
             raise BadRequest("optimize", shown(optimize), f"one of {', '.join(METHODS)}, or a path: [(0, 1), (0, 1)]")
         return optimize
-    wanted = f"a path for {operands} operands: pairs of places, such as {[(0, 1)] * max(operands - 1, 1)}"
+    wanted = f"a path for {operands} operands: pairs of indices, such as {[(0, 1)] * max(operands - 1, 1)}"
     try:
         path = tuple(tuple(int(place) for place in step) for step in optimize)
     except Exception:  # noqa: BLE001  # any object that iterates, or whose items act as numbers
@@ -48,7 +48,7 @@ def check_path(optimize: Any, operands: int) -> str | Path:
             raise BadRequest("optimize", shown(optimize), wanted)
         remaining -= len(step) - 1
     if remaining != 1:
-        raise BadRequest("optimize", shown(optimize), wanted, f"{remaining} operands are left at its end")
+        raise BadRequest("optimize", shown(optimize), wanted, f"it leaves {remaining} operands")
     return path
 
 
@@ -101,7 +101,9 @@ def _check_pairs(found: Any, limit: int | None) -> Path:
     """A computed path, which must consist of pairs; it contracts more at once if nothing kept within the limit."""
     path: Path = tuple(tuple(sorted(step)) for step in found)
     if limit is not None and any(len(step) > 2 for step in path):
-        wanted = "more: no path of pairs was found that keeps within it"
-        actual = f"bytes for {limit:,} elements of a result on the way"
-        raise BadRequest("memory_limit", actual, wanted, "more bytes, or another optimize, such as 'optimal'")
+        wanted = "a larger limit: no path of pairs was found within it"
+        actual = f"bytes for {limit:,} elements of an intermediate result"
+        raise BadRequest(
+            "memory_limit", actual, wanted, "allow more bytes, or pass another optimize, such as 'optimal'"
+        )
     return path

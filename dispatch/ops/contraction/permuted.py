@@ -34,7 +34,7 @@ def permutes(request: Any) -> str:
     orders = arrangement(request)
     if isinstance(orders, str):
         return orders
-    return "" if orders else "needs an operand to permute, has a matrix product as it is"
+    return "" if orders else "needs an operand that must be permuted, has a matrix product without permutations"
 
 
 class Step(NamedTuple):
@@ -113,7 +113,7 @@ class PlanBuilder:
             offsets.append(offsets[-1] + -(-nbytes // ALIGNMENT) * ALIGNMENT)
         memory = plan_memory(executor, offsets[-1], MEMORY)
         if memory is None:
-            raise Refused("needs an operand to permute, has none")
+            raise Refused("needs an operand that must be permuted, has none")
         count = len(request.reads) + len(request.writes) + len(request.numbers)
         fixed = tuple(memory.base + offset for offset in offsets[:-1])
         permuted: dict[str, tuple[str, Tensor, int]] = {}  # modes, tensor, slot

@@ -135,7 +135,7 @@ def product_along(
     roles = roles or modes_by_role(steps)
     assigned = {mode for modes in roles.values() for mode in modes}
     if lost := [mode for mode, extent in sizes.items() if extent > 1 and mode not in assigned]:
-        return f"needs modes of two tensors at least, has {lost[0]} of one: sum over it first"
+        return f"needs each mode in at least two tensors, has {lost[0]} in one: sum over it first"
     product = _product(sizes, steps, roles, INPUTS)
     if not isinstance(product, str):
         return product
@@ -180,17 +180,21 @@ def _product(sizes: dict[str, int], steps: Steps, roles: Roles, inputs: Inputs) 
     for role, modes in roles.items():
         owners = inputs[role] if role == "k" else (*inputs[role], *names[2:])
         if any(mode not in steps[name] for name in owners for mode in modes):
-            return "needs a c that steps along each mode of the result"
+            return "needs a c with a nonzero stride along each mode of the result"
         axis = merge_modes(sizes, [steps[name] for name in owners], modes)
         if isinstance(axis, str):
             return (
-                f"needs {', '.join(sorted(modes))} as one axis of {' and '.join(owners)}, has {axis} apart: permute one"
+                f"needs {', '.join(sorted(modes))} to merge into one axis of {' and '.join(owners)}, has {axis}"
+                " apart: permute one of them"
             )
         axes[role] = axis
         for name, step in zip(owners, axis.steps, strict=True):
             at[name][role] = step
     if axes["batch"].extent > 1 and all(axes[role].extent == 1 for role in "mnk"):
-        return "needs a mode that is summed over or of one operand alone, has products of elements: elementwise_binary"
+        return (
+            "needs a mode that is summed over or that only one operand has, has elementwise products: use"
+            " elementwise_binary"
+        )
     return _oriented(axes, at)
 
 
@@ -223,7 +227,9 @@ def _oriented(axes: dict[str, Axis], at: dict[str, dict[str, int]]) -> Product |
             return f"needs {one.name} with dense rows or columns, has strides {list(one.strides)}: permute it"
     for other in (product.out, product.c):
         if other is not None and not other.has_dense_rows:
-            return f"needs {other.name} with rows dense as the result's, has strides {list(other.strides)}: permute it"
+            return (
+                f"needs {other.name} with dense rows, as the result has, has strides {list(other.strides)}: permute it"
+            )
     return product
 
 

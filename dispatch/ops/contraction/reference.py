@@ -96,7 +96,9 @@ def einsum_of(arrays: list[Array], modes: list[str], output: str) -> Array:
         shape = tuple(counts[mode] for mode in output)
         single = {mode for mode, extent in counts.items() if extent == 1}
         if len(counts) - len(single) > len(ALPHABET):
-            raise BadRequest("spec", f"{len(counts)} modes", f"{len(ALPHABET)} of more than one element at most")
+            raise BadRequest(
+                "spec", f"{len(counts)} modes", f"at most {len(ALPHABET)} modes with more than one element"
+            )
         arrays = [array[tuple(0 if mode in single else slice(None) for mode in term)]
                   for term, array in zip(modes, arrays, strict=True)]  # fmt: skip
         modes = ["".join(mode for mode in term if mode not in single) for term in modes]

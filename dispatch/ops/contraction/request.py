@@ -60,12 +60,20 @@ class SummingRequest(ModesRequest):
         if self.kernel_rank is not None:
             check_int("kernel_rank", self.kernel_rank, 0, MAX_RANK)
         if self.autotune and (self.algo is not None or self.kernel_rank is not None):
-            raise BadRequest("autotune", "True with algo or kernel_rank", "one or the other: it is to choose these")
+            raise BadRequest(
+                "autotune",
+                "True with algo or kernel_rank",
+                "pass one or the other: autotune chooses algo and kernel_rank",
+            )
         if self.incremental_count is not None:
             check_int("incremental_count", self.incremental_count, 1, MAX_KERNELS)
             if self.autotune or self.algo is not None or self.kernel_rank is not None:
                 actual = f"{self.incremental_count} with autotune, algo or kernel_rank"
-                raise BadRequest("incremental_count", actual, "one or the other: cuTENSOR is to choose the kernel")
+                raise BadRequest(
+                    "incremental_count",
+                    actual,
+                    "pass one or the other: with incremental_count cuTENSOR chooses the kernel",
+                )
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,4 +165,4 @@ class ReduceModesRequest(SummingRequest):
         super().check_fields()
         lost = [mode for mode in self.modes_of("a") if mode not in self.result_modes and not self.sizes[mode]]
         if lost and self.reduce in (TensorOp.MAX, TensorOp.MIN):
-            raise BadRequest("a", f"{self.a.layout}, empty along {lost[0]}", "an element at least, for MAX and MIN")
+            raise BadRequest("a", f"{self.a.layout}, empty along {lost[0]}", "at least one element, for MAX and MIN")

@@ -57,8 +57,8 @@ def asks_no_kernel(request: Any) -> str:
     """The request names no kernel of cuTENSOR and no way to choose one: other libraries do not support that."""
     for name in ("algo", "kernel_rank", "incremental_count"):
         if (choice := getattr(request, name)) is not None:
-            return f"needs {name} None, has {getattr(choice, 'name', choice)}: that is cuTENSOR's"
-    return "needs jit False, has True: that is cuTENSOR's" if request.jit else ""
+            return f"needs {name} None, has {getattr(choice, 'name', choice)}, which only cuTENSOR supports"
+    return "needs jit False, has True, which only cuTENSOR supports" if request.jit else ""
 
 
 def only_conjugates(request: Any) -> str:
@@ -83,7 +83,7 @@ def result_has_modes(request: Any) -> str:
     reads, there was a fault: a part of the call ran immediately.
     """
     if all(request.sizes[mode] == 1 for mode in request.result_modes):
-        return "needs a result of two elements at least, has one of one element: einsum contracts two tensors at a time"
+        return "needs a result of two elements at least, has one element: einsum contracts two tensors at a time"
     return ""
 
 
@@ -103,7 +103,11 @@ def strides_along_modes(request: Any) -> str:
     views = (lower(request.modes_of(name), request.layout_of(name), request.sizes) for name in request.tensors_of_spec)
     stepped = "".join(view.modes for view in views)
     lost = [mode for mode, extent in request.sizes.items() if extent > 1 and mode not in stepped]
-    return f"needs an operand that steps along {lost[0]}, has none: permute repeats along a mode" if lost else ""
+    return (
+        f"needs an operand with a nonzero stride along {lost[0]}, has none: permute repeats along a mode"
+        if lost
+        else ""
+    )
 
 
 def summable(request: Any) -> str:
@@ -115,15 +119,18 @@ def summable(request: Any) -> str:
     if kind is TensorOp.ADD and not request.reads_added and request.layout_of("out").fills_bytes:
         return ""
     if kind is not TensorOp.ADD:
-        return f"needs an element along {empty[0]}, has none: of nothing there are sums alone"
-    return f"needs an element along {empty[0]}, has none: a sum of nothing is a 0, added to nothing, without gaps"
+        return f"needs an element along {empty[0]}, has none: of an empty mode only sums are defined"
+    return (
+        f"needs an element along {empty[0]}, has none: an empty sum must be written to a result without gaps and"
+        " without an added operand"
+    )
 
 
 def adds_as_precisely(request: Any) -> str:
     """With a C of 16 bits that is also D, cuBLASLt rounds the product before it adds it."""
     is_narrow = request.result_dtype in (F16, BF16) and request.reads_added
     return (
-        f"needs nothing added to {request.result_dtype}, has c: it would be added to what is rounded"
+        f"needs no c for a result of {request.result_dtype}, has one: it would be added after rounding"
         if is_narrow
         else ""
     )

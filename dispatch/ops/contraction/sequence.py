@@ -130,7 +130,7 @@ def _intermediate_offsets(request: EinsumRequest) -> tuple[tuple[int, ...], int]
 
 def _fit_to_memory(request: EinsumRequest, nbytes: int, total: int) -> EinsumRequest:
     """The request with a path whose intermediate results fit in the device's memory; Refused if there is none."""
-    reason = f"results on the way take {nbytes:,} bytes, and the device has {total:,}"
+    reason = f"intermediate results need {nbytes:,} bytes, and the device has {total:,}"
     if request.memory_limit is not None:
         raise Refused(reason)
     try:

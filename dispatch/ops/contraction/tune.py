@@ -52,7 +52,7 @@ def tuned(
     remembered = None if stored is None else decode_winner(stored, candidates(request, default))
     if remembered is not None:
         return make_plan(remembered)
-    executor.refuse_capture("a request that is to be tuned")
+    executor.refuse_capture("a request with autotune=True")
     plans: list[tuple[Preference, Plan]] = [(default, make_plan(default))]
     for preference in candidates(request, default)[1:]:
         with suppress(Refused):

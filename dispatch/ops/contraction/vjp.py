@@ -43,14 +43,14 @@ def einsum_vjp(
     forward = EinsumRequest(spec, operands, conj=conj, optimize=optimize, memory_limit=memory_limit)
     inputs, _ = forward.parsed
     if grad is None:
-        raise BadRequest("grad", "None", f"{forward.dtype}{list(forward.shape)}, as the result is")
+        raise BadRequest("grad", "None", f"{forward.dtype}{list(forward.shape)}, like the result")
     result_grad = EinsumRequest("...", (grad,)).operands[0]
     if (result_grad.shape, result_grad.dtype) != (forward.shape, forward.dtype):
-        raise BadRequest("grad", str(result_grad.layout), f"{forward.dtype}{list(forward.shape)}, as the result is")
+        raise BadRequest("grad", str(result_grad.layout), f"{forward.dtype}{list(forward.shape)}, like the result")
     requests = []
     for number, modes in enumerate(inputs):
         if forward.dtype.is_complex and not forward.operands[number].dtype.is_complex:
-            hint = f"operands[{number}].astype('{forward.dtype}'), and the real part of its gradient"
+            hint = f"pass operands[{number}].astype('{forward.dtype}'), and take the real part of its gradient"
             raise BadRequest(f"operands[{number}]", str(forward.operands[number].layout), "complex numbers", hint)
         terms, tensors, flags = _product(forward, number, result_grad)
         result, added = _result(forward, number, modes, _full_modes(forward, terms, tensors))

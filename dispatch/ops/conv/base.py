@@ -189,7 +189,7 @@ class ConvRequest(TreeConvRequest[R_co]):
             if self.out.dtype is not wanted:
                 raise BadRequest("out_dtype", str(wanted), f"{self.out.dtype}, the dtype of out, or None")
         if self.accumulates and self.out is None:
-            raise BadRequest("beta", repr(self.beta), "0, for there is no out to be scaled", "pass out=…")
+            raise BadRequest("beta", repr(self.beta), "0, because no out is passed that could be scaled", "pass out=…")
 
     def _check_ranks(self) -> None:
         first: Tensor = getattr(self, self.operand_names[0])
@@ -201,9 +201,9 @@ class ConvRequest(TreeConvRequest[R_co]):
         for name in (*self.operand_names[:2], *(("out",) if self.out is not None else ())):
             tensor: Tensor = getattr(self, name)
             if tensor.ndim != first.ndim:
-                raise BadRequest(name, str(tensor.layout), f"{first.ndim} axes, as {self.operand_names[0]} has")
+                raise BadRequest(name, str(tensor.layout), f"{first.ndim} axes, like {self.operand_names[0]}")
             if tensor.size == 0:
-                raise BadRequest(name, str(tensor.layout), "extents of 1 or more", "leave an empty batch out")
+                raise BadRequest(name, str(tensor.layout), "extents of 1 or more", "skip the call for an empty batch")
             self._check_steps(name, tensor)
 
     @staticmethod
@@ -228,11 +228,11 @@ class ConvRequest(TreeConvRequest[R_co]):
                 name, f"{w[0]} filters", f"a multiple of the {self.groups} groups of {image_text} over w {w}"
             )
         if min(self.y_shape) < 1:
-            hint = "more padding, or a smaller filter or dilation"
+            hint = "use more padding, or a smaller filter or dilation"
             raise BadRequest(
                 self.w_name,
                 f"a filter {w[2:]} by dilation {self.steps.dilation}",
-                f"one that fits into {image_text}",
+                f"a filter that fits into {image_text}",
                 hint,
             )
 

@@ -108,8 +108,8 @@ class ConvFwdRequest(ConvRequest[R_co]):
         self._check_filter()
         if self.has_tree and self.fused_fields:
             fields = " and ".join(self.fused_fields)
-            hint = "evt.row('bias') adds one, evt.relu(x) is an activation"
-            raise BadRequest(self.fused_fields[0], fields, "none beside a tree, and none of CUTLASS's kernels", hint)
+            hint = "in the tree, evt.row('bias') adds a bias and evt.relu(x) is an activation"
+            raise BadRequest(self.fused_fields[0], fields, "None with an epilogue tree or a CUTLASS kernel", hint)
         if self.bias is not None and (self.bias.shape != (self.w.shape[0],) or not self.bias.layout.is_contiguous):
             raise BadRequest("bias", str(self.bias.layout), f"shape ({self.w.shape[0]},), one for each filter, dense")
         self.check_source()
@@ -143,7 +143,7 @@ class ConvGradientRequest(ConvRequest[R_co]):
         self._check_result()
         self._check_filter()
         if self.y_shape != self.dy.shape:
-            hint = "x_extents=… chooses among the extents that a stride leaves open" if self.mode == "bwd_data" else ""
+            hint = "x_extents=… chooses among the extents that the stride allows" if self.mode == "bwd_data" else ""
             wanted = f"shape {self.y_shape}, that of conv({self.x_name} {self.x_shape})"
             raise BadRequest("dy", str(self.dy.layout), wanted, hint)
         self.check_source()

@@ -89,20 +89,20 @@ def exact_tanh(request: ConvFwdRequest) -> str:
     if request.activation is not Activation.TANH_FWD:
         return ""
     if not request.channels_last:
-        return f"needs x, w and z with channels last for TANH_FWD, has {request.x.layout}: activation() does it apart"
+        return f"needs x, w and z with channels last for TANH_FWD, has {request.x.layout}: call activation() separately"
     if request.x.dtype is F64 or (request.x.dtype is F32 and request.compute is not Compute.COMPUTE_32F_FAST_TF32):
-        return f"needs f16, bf16 or TF32 for TANH_FWD, has {request.x.dtype}: activation() does it apart"
+        return f"needs f16, bf16 or TF32 for TANH_FWD, has {request.x.dtype}: call activation() separately"
     return ""
 
 
 def nothing_fused(request: ConvFwdRequest) -> str:
     """i8: nothing is fused; fused operations have a row of their own."""
-    return f"needs a convolution alone, has {_fusion_text(request)}" if request.fused else ""
+    return f"needs a convolution without fused operations, has {_fusion_text(request)}" if request.fused else ""
 
 
 def something_fused(request: ConvFwdRequest) -> str:
     """i8 with something fused: a bias, a residual or an activation."""
-    return "" if request.fused else "needs a bias, z or an activation, has a convolution alone"
+    return "" if request.fused else "needs a bias, z or an activation, has none of them"
 
 
 def no_tree(request: ConvRequest) -> str:
@@ -112,7 +112,7 @@ def no_tree(request: ConvRequest) -> str:
     if request.config is not None:
         return f"needs no config of a CUTLASS kernel, has {request.config}"
     if request.mode != "fwd" and request.z is not None:
-        return f"needs out for what beta scales, has z {request.z.layout}"
+        return f"needs out as the operand that beta scales, has z {request.z.layout}"
     return ""
 
 
@@ -126,7 +126,7 @@ def dense_filter(request: ConvRequest) -> str:
 def fp8_form(request: ConvFwdRequest) -> str:
     """fp8: two or three spatial axes, and one group, or groups of a multiple of 8 channels."""
     if request.x.ndim == 3:
-        return f"needs two spatial axes or three, has x {request.x.layout}"
+        return f"needs two or three spatial axes, has x {request.x.layout}"
     if request.groups > 1 and request.w_shape[1] % 8:
         return f"needs groups of a multiple of 8 channels, has {request.w_shape[1]}"
     return ""

@@ -204,7 +204,9 @@ class TreeConvRequest(EpilogueTreeMixin, OperandRequest[R_co]):
         named = {name: x for name, x in operands.items() if name not in fields}
         for name in named:
             if name not in self.kinds:
-                raise BadRequest(name, "no operand of this request", f"one of {', '.join((*fixed, *self.kinds))}")
+                raise BadRequest(
+                    name, "a name that is not an operand of this request", f"one of {', '.join((*fixed, *self.kinds))}"
+                )
         added: dict[str, Any] = {"operands": {**dict(self.operands), **named}} if named else {}
         return super().replace(**fields, **added)
 
@@ -218,7 +220,7 @@ class TreeConvRequest(EpilogueTreeMixin, OperandRequest[R_co]):
         if self.z is not None and self.z.shape != self.result_shape:
             raise BadRequest("z", str(self.z.layout), f"shape {self.result_shape}, that of the result")
         if self.mode == "fwd" and self.z is None and self.beta != 0:
-            raise BadRequest("beta", repr(self.beta), "0, for there is no z to be scaled", "pass z=…")
+            raise BadRequest("beta", repr(self.beta), "0, because no z is passed that could be scaled", "pass z=…")
 
     def check_operands(self) -> None:
         """Check the tree's names, and that each operand fits its use in the tree."""
@@ -227,7 +229,7 @@ class TreeConvRequest(EpilogueTreeMixin, OperandRequest[R_co]):
         self.check_names(RESERVED)
         for name in ("deterministic", "workspace", "autotune"):
             if getattr(self, name):
-                raise BadRequest(name, repr(getattr(self, name)), "none: a kernel of CUTLASS leaves no such choice")
+                raise BadRequest(name, repr(getattr(self, name)), "None: CUTLASS kernels do not have this choice")
         for name, kind in self.kinds.items():
             self._check_operand(name, kind)
         self.check_scalars(getattr(self, self.operand_names[0]).dtype)
@@ -247,4 +249,6 @@ class TreeConvRequest(EpilogueTreeMixin, OperandRequest[R_co]):
             raise BadRequest(label, f"shape {operand.shape}", f"shape {shapes[kind]}")
         output = self.tree_outputs.get(name)
         if output is not None and (operand.shape, operand.dtype) != (output.shape, output.dtype):
-            raise BadRequest(label, str(operand.layout), f"{output.dtype}{list(output.shape)}, as the epilogue says")
+            raise BadRequest(
+                label, str(operand.layout), f"{output.dtype}{list(output.shape)}, as the epilogue specifies"
+            )

@@ -57,7 +57,11 @@ class CtcRequest(OperandRequest[R_co]):
 
     def check_fields(self) -> None:
         if self.logits.ndim != 3 or self.logits.size == 0 or self.logits.shape[2] < 2:
-            raise BadRequest("logits", str(self.logits.layout), "(steps, sequences, 2 classes or more), none of them 0")
+            raise BadRequest(
+                "logits",
+                str(self.logits.layout),
+                "(steps, sequences, classes), with at least 2 classes and no extent of 0",
+            )
         for name in ("labels", "label_lengths", "input_lengths"):
             tensor: Tensor = getattr(self, name)
             if tensor.dtype is not I32 or tensor.ndim != 1:
@@ -66,7 +70,7 @@ class CtcRequest(OperandRequest[R_co]):
                 raise BadRequest(
                     name,
                     f"{tensor.layout} at {tensor.ptr:#x}",
-                    "a dense tensor at a multiple of 4",
+                    "a dense tensor at an address that is a multiple of 4 bytes",
                     "dev.array(x)",
                 )
             if name != "labels" and tensor.shape[0] != self.logits.shape[1]:

@@ -79,7 +79,7 @@ class DropoutStatesRequest(OperandRequest["Tensor"]):
     def __post_init__(self) -> None:
         on: object = self.on
         if not isinstance(on, Device):
-            raise BadRequest("on", repr(on), "a Device", "dispatch.device() gives one")
+            raise BadRequest("on", repr(on), "a Device", "dispatch.device() returns one")
         super().__post_init__()
 
     @property
@@ -176,7 +176,7 @@ class DropoutBwdRequest(OperandRequest["Tensor"]):
 
     def check_fields(self) -> None:
         check_probability("p", self.p)
-        hint = "pass on the one that the forward pass gave"
+        hint = "pass the mask that the forward pass returned"
         check_opaque("reserve", self.reserve, reserve_bytes(self.dy.size), RESERVE_ALIGNMENT, hint)
 
 
@@ -188,7 +188,7 @@ def one_axis(request: DropoutRequest | DropoutBwdRequest) -> str:
         return reason
     axes = merge(layouts, [0] * len(layouts[0].shape)) if layouts[0].size else []
     if len(axes) > 1 or any(step != 1 for axis in axes for step in axis.strides):
-        return f"needs {request.reads[0]} and out dense and laid out alike, has {layouts[0]} and {layouts[1]}"
+        return f"needs {request.reads[0]} and out dense and with the same layout, has {layouts[0]} and {layouts[1]}"
     return ""
 
 

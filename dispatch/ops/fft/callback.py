@@ -92,7 +92,7 @@ class Callback:
         if not isinstance(operands, Mapping):
             raise BadRequest("operands", shown(operands), "a mapping of names to tensors or numbers")
         if len(operands) > MOST:
-            raise BadRequest("operands", f"{len(operands)} operands", f"{MOST} at most")
+            raise BadRequest("operands", f"{len(operands)} operands", f"at most {MOST}")
         for name in operands:
             _check_name(name)
         broadcast: Any = self.broadcast
@@ -155,7 +155,7 @@ class Callback:
             raise BadRequest("numpy", f"parameters {unknown}", f"some of {', '.join(names)}")
         elements = self.numpy(**{name: arguments[name] for name in parameters if name in arguments})
         if elements is None:
-            raise BadRequest("numpy", "a function that returns nothing", "one that returns the elements")
+            raise BadRequest("numpy", "a function that returns None", "a function that returns the elements")
         return elements
 
     # -- predefined callbacks -------------------------------------------------------------------------------------

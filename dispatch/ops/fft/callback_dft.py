@@ -109,7 +109,9 @@ class CallbackDftRequest(TransformRequest["Tensor"]):
             wanted = "c64, c128, f32, f64, f16, bf16, whole numbers or bool"
             raise BadRequest("a", str(self.a.layout), wanted, "convert it: a.astype('f32')")
         if self.kind == DftKind.R2C and dtype.is_complex and self.load is None:
-            raise BadRequest("a", str(self.a.layout), "real numbers, for R2C", "or load, which makes them real")
+            raise BadRequest(
+                "a", str(self.a.layout), "real numbers, for R2C", "pass a load callback that makes them real"
+            )
         if self.precision is not None and check_dtype("precision", self.precision) not in COMPLEX:
             raise BadRequest("precision", shown(self.precision), "f32, f64 or None")
         self.check_axes()
@@ -118,7 +120,9 @@ class CallbackDftRequest(TransformRequest["Tensor"]):
             if callback is not None:
                 self._check_callback(side, callback, shape)
         if self.load is not None and self.load.dtype is not None:
-            raise BadRequest("load.dtype", str(self.load.dtype), "None: what is transformed the kind says")
+            raise BadRequest(
+                "load.dtype", str(self.load.dtype), "None, because the kind determines the dtype of the transform"
+            )
 
     def _check_callback(self, side: str, callback: Any, shape: tuple[int, ...]) -> None:
         if not isinstance(callback, Callback):
@@ -130,7 +134,7 @@ class CallbackDftRequest(TransformRequest["Tensor"]):
             if name in callback.broadcast:
                 _check_broadcast(place, operand, shape)
             elif name in callback.tensors and not operand.layout.is_contiguous:
-                hint = "copy it, or name it in broadcast"
+                hint = "copy it, or list it in broadcast"
                 raise BadRequest(place, str(operand.layout), "elements in C order without gaps", hint)
 
     # -- what follows from the fields -----------------------------------------------------------------------------
@@ -224,7 +228,7 @@ def _through(request: CallbackDftRequest, work: np.dtype[Any]) -> Array:
     if request.load is not None:
         elements = _of(request.load, "load", a, raw, work)
         if request.kind == DftKind.R2C and elements.dtype.kind == "c":
-            raise BadRequest("load", "complex numbers from its NumPy counterpart", "real ones, for R2C")
+            raise BadRequest("load", "complex numbers from its NumPy counterpart", "real numbers, for R2C")
         a = elements.astype(spectrum if elements.dtype.kind == "c" else work)
     result = transformed(a, request, work)
     if request.store is None:
@@ -232,7 +236,9 @@ def _through(request: CallbackDftRequest, work: np.dtype[Any]) -> Array:
     elements = _of(request.store, "store", result, result, work)
     if elements.dtype.kind == "c" and not request.outputs()["out"].dtype.is_complex:
         wanted = request.outputs()["out"].dtype
-        raise BadRequest("store", "complex numbers from its NumPy counterpart", f"{wanted}, which it writes", "dtype=")
+        raise BadRequest(
+            "store", "complex numbers from its NumPy counterpart", f"{wanted}, the numbers that it writes", "dtype="
+        )
     return elements
 
 
@@ -240,7 +246,7 @@ def _of(callback: Callback, side: str, x: Array, raw: Array, work: np.dtype[Any]
     elements = np.asarray(callback(x, raw, work))
     if elements.shape not in (x.shape, ()):
         what = f"shape {list(elements.shape)} from its NumPy counterpart"
-        raise BadRequest(side, what, f"{list(x.shape)}, that of x")
+        raise BadRequest(side, what, f"{list(x.shape)}, the shape of x")
     return np.broadcast_to(elements, x.shape)
 
 

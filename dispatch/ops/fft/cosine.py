@@ -73,14 +73,14 @@ class CosineRequest(OperandRequest["Tensor"]):
             raise BadRequest("x", str(self.x.layout), "f32, f64, c64, c128, f16, bf16 or whole numbers", hint)
         check_int("type", self.type, 1, 4)
         if rank == 0:
-            raise BadRequest("x", str(self.x.layout), "one axis or more", "x[None] adds one")
+            raise BadRequest("x", str(self.x.layout), "one axis or more", "x[None] adds an axis")
         check_int("axis", self.axis, -rank, rank - 1)
         least = 2 if self.type == 1 and not self.sine else 1
         if self.n is not None:
             check_int("n", self.n, least, MOST)
         elif self.points < least:
             what = f"{self.points} elements along axis {self.axis} of x"
-            raise BadRequest("x", what, f"{least} or more, for {self.op} of type {self.type}, or n that says how many")
+            raise BadRequest("x", what, f"{least} or more, for {self.op} of type {self.type}, or an n")
 
     @property
     def points(self) -> int:

@@ -171,5 +171,5 @@ def chain_with_last(others: tuple[int, ...], last: int, copy: View, target: View
 def checked_chain(chain: list[TransformSpec] | None) -> list[TransformSpec]:
     """The plans, which must exist: scratch memory is laid out so that every plan supports it."""
     if chain is None:
-        raise WorkerFailed("cuFFT's plans do not take dense memory")
+        raise WorkerFailed("cuFFT's plan refuses dense memory")
     return chain

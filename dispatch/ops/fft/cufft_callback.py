@@ -67,7 +67,7 @@ def _plan(request: CallbackDftRequest, executor: CudaExecutor, row: Row) -> Plan
             steps = Steps(executor, row, work.operands)
             if _fused(work, steps, executor):
                 return steps.plan()
-            why = f"no single transform of cuFFT is over {len(work.nontrivial_axes)} axes"
+            why = f"cuFFT has no single transform over {len(work.nontrivial_axes)} axes"
         except Refused as refused:  # cuFFT has no plan with these callbacks, but may have one without them
             why = str(refused)
     log("not fused", {"row": row.name, "cause": why})
@@ -79,7 +79,7 @@ def _plan(request: CallbackDftRequest, executor: CudaExecutor, row: Row) -> Plan
 def slower(request: CallbackDftRequest) -> str:
     """Why callbacks in cuFFT's kernels are slower than passes around them (on an H100); "" if they are not."""
     if request.store is not None:
-        return "cuFFT writes through a callback element by element, which takes longer than a pass behind it"
+        return "cuFFT calls a store callback element by element, which takes longer than a separate pass"
     if max(request.points, default=0) >= LONG:
         return f"a transform of {LONG} points or more reads its operand more than once through a callback"
     return ""

@@ -46,7 +46,7 @@ def plan(request: CosineRequest, executor: CudaExecutor, row: Row) -> Plan:
     if points > 1:
         spec = transform_spec((1,), folded, transformed)
         if spec is None:
-            raise WorkerFailed("cuFFT's plans do not take dense memory")
+            raise WorkerFailed("cuFFT's plan refuses dense memory")
         steps.transform([spec], forward=lines.type != THREE)
     elif transformed is not folded:
         steps.move(folded, transformed)  # the transform of one point is that point

@@ -383,7 +383,7 @@ def _shifted(x: Any, axes: Any, places: Callable[[int], int]) -> Any:
     check_array("x", x)
     rank = len(x.shape)
     if not rank:
-        raise BadRequest("x", "no axes", "one axis or more", "x[None] adds one")
+        raise BadRequest("x", "no axes", "one axis or more", "x[None] adds an axis")
     if axes is None:
         axes = range(rank)
     numbers = tuple(axes) if hasattr(axes, "__iter__") else (axes,)

@@ -69,9 +69,9 @@ class HalfDftRequest(TransformRequest["Tensor"]):
     def check_fields(self) -> None:
         layout = str(self.a.layout)
         if self.a.dtype not in (F16, BF16):
-            raise BadRequest("a", layout, "f16 or bf16", "dft takes numbers of other dtypes")
+            raise BadRequest("a", layout, "f16 or bf16", "use dft for other dtypes")
         if self.kind != DftKind.R2C and self.a.shape[-1:] != (PAIR,):
-            hint = 'kind="r2c" takes real numbers; torch.view_as_real(x) shows complex ones so'
+            hint = 'for real numbers pass kind="r2c"; torch.view_as_real(x) is such a view of complex numbers'
             raise BadRequest("a", layout, "a last axis of two, the real and the imaginary parts", hint)
         self.check_axes()
 
@@ -115,5 +115,5 @@ def side_by_side(request: OperandRequest[Any]) -> str:
             continue
         outer = [step for extent, step in zip(layout.shape, layout.strides, strict=True) if extent > 1][:-1]
         if layout.strides[-1] != 1 or any(step % PAIR for step in outer) or layout.alignment < PAIR * 2:
-            return f"needs real and imaginary parts of {name} side by side at a multiple of 4 bytes, has {layout}"
+            return f"needs adjacent real and imaginary parts of {name} at multiples of 4 bytes, has {layout}"
     return ""

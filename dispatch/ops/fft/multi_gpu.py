@@ -230,7 +230,7 @@ class MultiGpuPlan:
             if isinstance(out, np.ndarray):
                 self._check_out(out.shape, out.dtype)
                 if not out.flags.writeable:
-                    raise BadRequest("out", "a read-only array", "one that may be written")
+                    raise BadRequest("out", "a read-only array", "a writable array")
                 self._into(out)
                 return out
             if tensor is None:
@@ -259,12 +259,12 @@ class MultiGpuPlan:
                 return layout
         hint = ""
         if any(shape == layout.shape for layout in layouts):
-            hint = f"x.astype({str(self._signal[0].dtype.numpy)!r}) converts NumPy's"
+            hint = f"x.astype({str(self._signal[0].dtype.numpy)!r}) converts a NumPy array"
         raise BadRequest("x", shape_text(shape, dtype), " or ".join(map(str, layouts)), hint)
 
     def _check_out(self, shape: Shape, dtype: Any) -> None:
         if (shape, dtype) != (self.shape, self.dtype.numpy):
-            hint = "plan.shape and plan.dtype say what it holds"
+            hint = "plan.shape and plan.dtype describe the data that it holds"
             raise BadRequest("out", shape_text(shape, dtype), str(self._layout), hint)
 
     def _scatter(self, array: Array) -> None:
@@ -330,7 +330,7 @@ class MultiGpuPlan:
             self._check()
             before, after = (self._spectrum, self._signal) if inverse else (self._signal, self._spectrum)
             if self._problem.is_real and self._layout is not before[0]:
-                name, hint = ("inverse", "forward() makes one") if inverse else ("forward", "inverse() makes them")
+                name, hint = ("inverse", "call forward() first") if inverse else ("forward", "call inverse() first")
                 expected = f"half a spectrum, {before[0]}" if inverse else f"real numbers, {before[0]}"
                 raise BadRequest(name, f"a plan that holds {self._layout}", expected, f"{hint}, or write it")
             if self._xt is None:

@@ -45,14 +45,14 @@ ANY_FACTORS = {C64: 4096, C128: 2048}  # points along an axis; up to this number
 def check_names(given: Any) -> list[Device | str]:
     """The devices or their names; BadRequest unless cuFFT supports the number of them."""
     if isinstance(given, (str, Device)) or not isinstance(given, Iterable):
-        raise BadRequest("devices", shown(given), "a list, a GPU for each part", 'such as ["cuda:0", "cuda:1"]')
+        raise BadRequest("devices", shown(given), "a list with a GPU for each part", 'such as ["cuda:0", "cuda:1"]')
     names = list(given)
     for name in names:
         if not isinstance(name, (str, Device)):
             raise BadRequest("devices", shown(name), 'Devices or their names, such as "cuda:0"')
     if not 2 <= len(names) <= MOST_GPUS:
-        hint = "dispatch.fft.fftn transforms on one"
-        raise BadRequest("devices", f"{len(names)} of them", f"2 to {MOST_GPUS}, as cuFFT takes them", hint)
+        hint = "use dispatch.fft.fftn on one GPU"
+        raise BadRequest("devices", f"{len(names)} of them", f"2 to {MOST_GPUS}, which cuFFT supports", hint)
     return names
 
 
@@ -61,9 +61,9 @@ def check_devices(names: list[Device | str]) -> list[Device]:
     devices = [name if isinstance(name, Device) else device_of(name) for name in names]
     names_and_archs = ", ".join(f"{device} ({device.arch})" for device in devices)
     if len({device.is_host for device in devices}) > 1:
-        raise BadRequest("devices", names_and_archs, "GPUs, or the host several times")
+        raise BadRequest("devices", names_and_archs, "only GPUs, or only the host, repeated")
     if len({device.arch for device in devices}) > 1:
-        raise BadRequest("devices", names_and_archs, "GPUs of one architecture, as cuFFT needs them")
+        raise BadRequest("devices", names_and_archs, "GPUs of one architecture, which cuFFT requires")
     return devices
 
 
@@ -82,8 +82,8 @@ def check_batch(batch: Any, count: int) -> int:
     try:
         return check_int("batch", batch, max(count, 2))
     except BadRequest as error:
-        expected = f"a whole number from {max(count, 2)} on, one transform at least for each of {count} GPUs, or None"
-        raise BadRequest("batch", error.given, expected, "None is one transform, cut over all of them") from None
+        expected = f"a whole number from {max(count, 2)} on, at least one transform for each of {count} GPUs, or None"
+        raise BadRequest("batch", error.given, expected, "with None, one transform is split over all GPUs") from None
 
 
 def check_sizes(given: Any, dtype: Dtype, batch: int, count: int) -> Shape:
@@ -101,16 +101,19 @@ def _check_line(sizes: Shape, dtype: Dtype, count: int) -> None:
     """Check one transform along one axis."""
     shown_sizes, (n,) = str(list(sizes)), sizes
     if not dtype.is_complex:
-        hint = "convert them to complex ones, or transform them on one GPU: dispatch.fft.rfft"
+        hint = "convert them to complex numbers, or use one GPU: dispatch.fft.rfft"
         raise BadRequest(
-            "shape", f"{shown_sizes} of {dtype}", "two axes or a batch: of one axis cuFFT has no R2C", hint
+            "shape", f"{shown_sizes} of {dtype}", "two axes or a batch, because cuFFT has no R2C of one axis", hint
         )
     if count not in LEAST_LINE:
-        expected = f"{', '.join(map(str, LEAST_LINE))} of them for one transform along one axis"
+        expected = f"{', '.join(map(str, LEAST_LINE))} GPUs for one transform along one axis"
         raise BadRequest("devices", f"{count} of them", expected)
     least = LEAST_LINE[count]
     if n & (n - 1) or n < least:
-        hint = "dispatch.fft.fft takes any number on one GPU, batch=n several transforms over all"
+        hint = (
+            "dispatch.fft.fft supports any number of points on one GPU, and batch=n splits several transforms"
+            " over all GPUs"
+        )
         raise BadRequest("shape", shown_sizes, f"a power of 2 from {least} on, for one axis over {count} GPUs", hint)
 
 
@@ -118,13 +121,17 @@ def _check_cut(sizes: Shape, dtype: Dtype, count: int) -> None:
     """Check one transform along two or three axes."""
     shown_sizes = str(list(sizes))
     if min(sizes[:2]) < LEAST:
-        hint = "batch=n has whole transforms on each GPU, of any size"
-        raise BadRequest("shape", shown_sizes, f"{LEAST} points or more along the first two axes, which are cut", hint)
+        hint = "with batch=n each GPU computes whole transforms, of any size"
+        raise BadRequest(
+            "shape", shown_sizes, f"{LEAST} points or more along the first two axes, which are split", hint
+        )
     if not dtype.is_complex and sizes[-1] % 2:
         raise BadRequest("shape", f"{shown_sizes} of {dtype}", "an even number along the last axis, for real numbers")
     if not dtype.is_complex and len(sizes) == 2 and sizes[1] // 2 + 1 < count:
         raise BadRequest(
-            "shape", f"{shown_sizes} of {dtype}", f"a point of the spectrum's last axis for each of {count} GPUs"
+            "shape",
+            f"{shown_sizes} of {dtype}",
+            f"at least one point of the spectrum's last axis for each of {count} GPUs",
         )
     most = ANY_FACTORS[SPECTRUM[dtype]]
     for n in sizes:
@@ -151,7 +158,7 @@ def operand_of(name: str, given: Any) -> tuple[Tensor | None, AbstractContextMan
     if framework is None or isinstance(given, np.ndarray):
         return None, NULL_CONTEXT
     if name == "out" and framework.readonly:
-        raise BadRequest("out", f"an array of {framework.name}", "one that may be written")
+        raise BadRequest("out", f"an array of {framework.name}", "a writable array")
     tensor = framework.tensor(name, framework.readable(given) if name == "x" else given)
     stream = framework.stream(tensor.device)
     return tensor, NULL_CONTEXT if stream is None else stream

@@ -79,12 +79,12 @@ class TransformRequest(OperandRequest[R_co]):
             raise BadRequest("s", repr(self.s), f"at most {rank} numbers: a is {self.a.layout}")
         for axis in _tuple(self.axes):
             if rank == 0:
-                raise BadRequest("axes", repr(self.axes), "none: a has no axes", "a[None] adds one")
+                raise BadRequest("axes", repr(self.axes), "none, because a has no axes", "a[None] adds an axis")
             check_int("axes", axis, -rank, rank - 1)
         if len(set(self.transformed)) < len(self.transformed):
             raise BadRequest("axes", repr(self.axes), "each axis once")
         if self.kind != DftKind.C2C and not self.transformed:
-            wanted = f"one axis at least, for {member(self.kind).name} halves the last"
+            wanted = f"at least one axis, because {member(self.kind).name} halves the last"
             raise BadRequest("axes", repr(self.axes), wanted)
         self._check_points()
 
@@ -97,7 +97,7 @@ class TransformRequest(OperandRequest[R_co]):
             if n < 1:
                 what = f"{self.extents[axis]} elements along axis {axis} of a"
                 wanted = "two or more, for C2R" if self.kind == DftKind.C2R and self.extents[axis] else "one or more"
-                raise BadRequest("a", what, f"{wanted}, or s that says how many points there are")
+                raise BadRequest("a", what, f"{wanted}, or s with the number of points")
 
     @cached_property
     def transformed(self) -> Shape:
@@ -194,16 +194,18 @@ class DftRequest(TransformRequest["Tensor"]):
         wanted = (real,) if self.kind == DftKind.R2C else (real, spectrum)
         if factors.dtype not in wanted:
             words = " or ".join(map(str, wanted))
-            raise BadRequest("factors", str(factors.layout), f"{words}, which {member(self.kind).name} is computed in")
+            raise BadRequest("factors", str(factors.layout), f"{words}, in which {member(self.kind).name} is computed")
         ends = zip(reversed(factors.shape), reversed(self.a.shape), strict=False)
         if factors.ndim > self.a.ndim or any(one not in (1, other) for one, other in ends):
-            raise BadRequest("factors", str(factors.layout), f"a shape that broadcasts to a's, {list(self.a.shape)}")
+            raise BadRequest(
+                "factors", str(factors.layout), f"a shape that broadcasts to that of a, {list(self.a.shape)}"
+            )
 
     def _check_dtype_of_a(self) -> None:
         dtype, kind = self.a.dtype, self.kind
         layout = str(self.a.layout)
         if kind == DftKind.R2C and dtype.is_complex:
-            hint = 'kind="c2c" (dispatch.fft.fft) takes complex numbers'
+            hint = 'for complex numbers use kind="c2c" (dispatch.fft.fft)'
             raise BadRequest("a", layout, "real numbers, for R2C", hint)
         if result_dtype(dtype, kind) is None:
             wanted = "c64, c128, f32, f64 or whole numbers, for C2R" if kind == DftKind.C2R else NUMBERS

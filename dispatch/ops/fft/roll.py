@@ -65,11 +65,11 @@ class RollRequest(OperandRequest["Tensor"]):
         rank, axes = self.x.ndim, self.axis if isinstance(self.axis, tuple) else (self.axis,)
         if self.axis is None:
             if isinstance(self.shift, tuple):
-                raise BadRequest("shift", repr(self.shift), "one number, for axis is None")
+                raise BadRequest("shift", repr(self.shift), "one number, because axis is None")
             return
         for axis in axes:
             if rank == 0:
-                raise BadRequest("axis", repr(self.axis), "none: x has no axes")
+                raise BadRequest("axis", repr(self.axis), "none, because x has no axes")
             check_int("axis", axis, -rank, rank - 1)
         if len({axis % rank for axis in axes if axis is not None}) < len(axes):
             raise BadRequest("axis", repr(self.axis), "each axis once")

@@ -85,9 +85,12 @@ class Graph:
         self._check_mine(node)
         for other_name, uid in self._names.items():
             if uid == node.wire.uid:  # a wire has one location in memory
-                hint = 'pointwise("IDENTITY", node) makes another'
+                hint = 'pointwise("IDENTITY", node) makes another node'
                 raise BadRequest(
-                    "node", f"what is {other_name} already", "a node that is no operand and no output", hint
+                    "node",
+                    f"the node that is already named {other_name}",
+                    "a node that is neither an operand nor an output",
+                    hint,
                 )
         _check_strides(strides, node.shape)
         wire = self._builder.as_output(node.wire, Dtype.of(dtype), strides)
@@ -149,7 +152,7 @@ class Graph:
         )
         dims = output_shape(x.shape, w.shape, steps)
         if min(dims) < 1:
-            raise BadRequest("w", f"a filter {w.shape}", f"one that fits into x {x.shape}")
+            raise BadRequest("w", f"a filter {w.shape}", f"a filter that fits into x {x.shape}")
         channels_last = x.wire.strides[1] == 1 and x.shape[1] > 1
         wire = self._builder.virtual(dims, None, dense_strides(dims, last=channels_last))
         names = dict(zip(("PRE", "POST", "STRIDE", "DILATION"), steps, strict=True))

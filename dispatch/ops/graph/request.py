@@ -45,7 +45,9 @@ class GraphRequest(Request):
 
     op: ClassVar[str] = "cudnn_graph"
     unpacked: ClassVar[Unpacked | None] = Unpacked(several=("operands",))  # the argument of Graph.__call__
-    advice: ClassVar[str] = "fewer operations: one product or convolution, pointwise modes behind it, a reduction last"
+    advice: ClassVar[str] = (
+        "use fewer operations: one product or convolution, then pointwise modes, and a reduction last"
+    )
     graph: Graph
     named: tuple[tuple[str, int], ...]
     given: tuple[Tensor | None, ...]
@@ -89,7 +91,9 @@ class GraphRequest(Request):
             raise BadRequest("named", shown(named), "each wire of the graph's operands once")
         tensors: Any = self.given
         if not isinstance(tensors, tuple) or len(tensors) != len(named):
-            raise BadRequest("given", shown(tensors), f"a tuple of {len(named)} tensors or None, as they are named")
+            raise BadRequest(
+                "given", shown(tensors), f"a tuple of {len(named)} tensors or None, in the order of the names"
+            )
         check_kinds(self)
 
     def _check(self, name: str, tensor: Any, wire: Wire) -> None:
@@ -97,7 +101,7 @@ class GraphRequest(Request):
             raise BadRequest(name, f"a {type(tensor).__name__}", "a dispatch Tensor", "use dev.array(x)")
         axes = zip(tensor.shape, tensor.layout.strides, wire.strides, strict=False)
         if (tensor.shape, tensor.dtype) != (wire.dims, wire.dtype) or any(e > 1 and s != t for e, s, t in axes):
-            wanted = f"{wire.dtype}{list(wire.dims)} strides {wire.strides}, as drawn"
+            wanted = f"{wire.dtype}{list(wire.dims)} strides {wire.strides}, as in the graph"
             raise BadRequest(name, str(tensor.layout), wanted)
         if tensor.layout.alignment < wire.alignment:
             raise BadRequest(name, f"an address of {tensor.layout.alignment} bytes", f"a multiple of {wire.alignment}")

@@ -89,7 +89,7 @@ def _grouped_matmul(
     if isinstance(a, Tensor) or framework_of(type(a)) is not None:
         return _rows_call_cache(a, b, ends, out, *choices)
     if ends is not None or isinstance(b, Tensor) or isinstance(out, Tensor):
-        raise BadRequest("a", f"a {type(a).__name__}", "a tensor; or sequences for b and out as well, and no ends")
+        raise BadRequest("a", f"a {type(a).__name__}", "a tensor, or sequences for a, b and out without ends")
     return _lists_call_cache(a, b, out, *choices)
 
 

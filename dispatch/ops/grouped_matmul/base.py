@@ -182,7 +182,9 @@ class GroupedBase(Request[R_co]):
         except Refused as refused:
             raise BadRequest("epilogue", str(self.epilogue), str(refused)) from None
         if others:
-            raise BadRequest("epilogue", f"operands {', '.join(others)}", "a tree over the accumulator and alpha")
+            raise BadRequest(
+                "epilogue", f"operands {', '.join(others)}", "a tree that reads only the accumulator and alpha"
+            )
 
     def _check_alpha(self) -> None:
         """Check that alpha is a number or a tensor that kernels can read, and that the tree reads it unless it is 1."""
@@ -193,11 +195,11 @@ class GroupedBase(Request[R_co]):
         elif isinstance(alpha, NO_NUMBERS) or not isinstance(alpha, (int, float, np.integer, np.floating)):
             raise BadRequest("alpha", repr(alpha), "a number, or an f32 tensor of one element")
         elif F32_MAX < abs(alpha if isinstance(alpha, int) else float(alpha)) < math.inf:
-            raise BadRequest("alpha", repr(alpha), f"a number that f32 holds, up to {F32_MAX:.4g}")
+            raise BadRequest("alpha", repr(alpha), f"a number in the range of f32, up to {F32_MAX:.4g}")
         if (isinstance(alpha, Tensor) or alpha != 1) and "alpha" not in operands_of(self.tree):
             alpha_text = str(alpha.layout) if isinstance(alpha, Tensor) else repr(alpha)
             hint = "multiply by evt.scalar('alpha') in the epilogue"
-            raise BadRequest("alpha", alpha_text, "1, for the epilogue reads no alpha", hint)
+            raise BadRequest("alpha", alpha_text, "1, because the epilogue does not read alpha", hint)
 
     def check_memory(self) -> None:
         """Check that all is on one device, and that each output has its shape, and memory of its own."""
@@ -205,11 +207,11 @@ class GroupedBase(Request[R_co]):
         self.device.check(*(tensor for _, tensor, _ in uses))
         for name, tensor, _ in uses:
             if tensor.device is not self.device:
-                raise BadRequest(name, f"a tensor on {tensor.device!r}", f"one on {self.device!r}, as a is")
+                raise BadRequest(name, f"a tensor on {tensor.device!r}", f"one on {self.device!r}, the device of a")
         for name, out in self.given_out.items():
             shape = self.shapes[name]
             if out.shape != shape or out.layout.readonly or out.layout.meets_itself:
-                wanted = f"shape {shape} in memory that may be written, its own for each element"
+                wanted = f"shape {shape} in writable memory, with a different address for each element"
                 raise BadRequest(name, str(out.layout), wanted)
         for name, out in self.given_out.items():
             for other_name, other, _ in uses:

@@ -110,7 +110,7 @@ class GroupedGemmPlan(Plan):
 
         kernels(self._executor, call)
         if statuses and statuses[-1]:
-            raise Refused(f"{self._function.__name__} says {self._function.error(statuses[-1])}")
+            raise Refused(f"{self._function.__name__} returned {self._function.error(statuses[-1])}")
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         *addresses, alpha = arguments

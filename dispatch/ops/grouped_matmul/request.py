@@ -72,7 +72,7 @@ class GroupedMatmulRequest(GroupedBase["Tensor"]):
         for name, tensor in self.matrices:
             check_extents(name, tensor)
         if ends.dtype is not I32 or ends.shape != (b.shape[0],) or not ends.layout.is_contiguous:
-            raise BadRequest("ends", str(ends.layout), f"i32[{b.shape[0]}], where each group ends", "np.cumsum(sizes)")
+            raise BadRequest("ends", str(ends.layout), f"i32[{b.shape[0]}], the end of each group", "np.cumsum(sizes)")
 
     @property
     def operands(self) -> Iterator[tuple[str, Tensor]]:
@@ -136,4 +136,4 @@ def check_ends(numbers: Array, rows: int, shown: str) -> None:
     """BadRequest for numbers that are not valid ends of groups with this number of rows in all."""
     is_integer = numbers.ndim == 1 and numbers.dtype.kind in "iu"
     if not is_integer or (np.diff(numbers.astype(np.int64), prepend=0) < 0).any() or numbers.max(initial=0) > rows:
-        raise BadRequest("ends", shown, f"whole numbers that do not fall, at most {rows}", "np.cumsum(sizes)")
+        raise BadRequest("ends", shown, f"non-decreasing whole numbers, at most {rows}", "np.cumsum(sizes)")

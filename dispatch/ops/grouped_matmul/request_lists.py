@@ -66,19 +66,21 @@ class GroupedMatmulListRequest(GroupedBase["tuple[Tensor, ...]"]):
         a, b, out = self.a, self.b, self.out
         if not a or len(a) != len(b) or (out is not None and len(out) != len(a)):
             counts = f"{len(a)} of a, {len(b)} of b" + ("" if out is None else f", {len(out)} of out")
-            raise BadRequest("a", counts, "as many of each, and one at least")
+            raise BadRequest("a", counts, "as many of each, and at least one")
         for name, tensor in self.matrices:
             matrix: object = tensor  # users may pass anything
             if not isinstance(matrix, Tensor) or matrix.ndim != 2:
                 type_text = str(matrix.layout) if isinstance(matrix, Tensor) else f"a {type(matrix).__name__}"
-                raise BadRequest(name, type_text, "a Tensor of two axes")
+                raise BadRequest(name, type_text, "a Tensor with two axes")
             check_extents(name, tensor)
             first = self.first(name.partition("[")[0])
             if tensor.dtype is not first.dtype:
-                raise BadRequest(name, str(tensor.dtype), f"{first.dtype}, as the first one is")
+                raise BadRequest(name, str(tensor.dtype), f"{first.dtype}, the dtype of the first one")
         for index, (one, other) in enumerate(zip(a, b, strict=True)):
             if one.shape[1] != other.shape[0]:
-                raise BadRequest(f"b[{index}]", str(other.layout), f"{one.shape[1]} rows, as a[{index}] has columns")
+                raise BadRequest(
+                    f"b[{index}]", str(other.layout), f"{one.shape[1]} rows, the number of columns of a[{index}]"
+                )
 
     @property
     def operands(self) -> Iterator[tuple[str, Tensor]]:
@@ -125,7 +127,9 @@ class GroupedMatmulListRequest(GroupedBase["tuple[Tensor, ...]"]):
         names = {f"{name}[{g}]" for name in MATRICES for g in range(self.groups)}
         for name in operands:
             if name not in names:
-                raise BadRequest(name, "no operand of this request", "a[0], b[0], out[0] and so on, or alpha")
+                raise BadRequest(
+                    name, "a name that is not an operand of this request", "a[0], b[0], out[0] and so on, or alpha"
+                )
         for name in MATRICES:
             before = getattr(self, name) or (None,) * self.groups
             after = tuple(operands.get(f"{name}[{g}]", tensor) for g, tensor in enumerate(before))

@@ -62,7 +62,7 @@ def one_order(request: GroupedBase[Any]) -> str:
 def some_elements(request: GroupedBase[Any]) -> str:
     """No extent is 0; a single group may be empty, because only the device has its extents."""
     fine = all(all(tensor.shape) for _, tensor in request.matrices) and request.groups
-    return "" if fine else "needs extents of 1 or more, has none"
+    return "" if fine else "needs extents of 1 or more, has 0"
 
 
 def no_fast_accum(request: GroupedBase[Any]) -> str:
@@ -91,12 +91,12 @@ def only_lists(request: GroupedBase[Any]) -> str:
     """Lists only: cuBLAS reads the extents of all products on the host."""
     if not any(name == "ends" for name, _ in request.operands):
         return ""
-    return "needs products as lists, whose extents the host knows, has groups whose ends lie on the device"
+    return "needs lists of operands, whose extents are known on the host, has ends on the device"
 
 
 def host_alpha(request: GroupedBase[Any]) -> str:
     """Alpha is on the host: cuBLAS reads the numbers of grouped products only there."""
-    return "needs alpha as a number, has one on the device" if isinstance(request.alpha, Tensor) else ""
+    return "needs alpha as a number, has a tensor" if isinstance(request.alpha, Tensor) else ""
 
 
 def dense_lines(request: GroupedBase[Any]) -> str:

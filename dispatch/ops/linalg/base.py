@@ -72,12 +72,14 @@ def check_right_side(name: str, b: Tensor, a_name: str, a: Tensor) -> None:
     n = a.shape[-1]
     is_vector = b.ndim == 1 and a.ndim == MATRIX
     if b.dtype is not a.dtype:
-        raise BadRequest(name, str(b.layout), f"{a.dtype}, as {a_name} is", f"convert it: dev.array(x, '{a.dtype}')")
+        raise BadRequest(
+            name, str(b.layout), f"{a.dtype}, the dtype of {a_name}", f"convert it: dev.array(x, '{a.dtype}')"
+        )
     if (is_vector and b.shape != (n,)) or (not is_vector and (b.ndim != a.ndim or b.shape[:-1] != a.shape[:-1])):
         leading = "".join(f"{extent}, " for extent in a.shape[:-2])
         vector = f", or {a.dtype}[{n}]" if a.ndim == MATRIX else ""
-        hint = "x[..., None] makes a column of each vector"
-        raise BadRequest(name, str(b.layout), f"{a.dtype}[{leading}{n}, k]{vector}, as {a_name} {list(a.shape)}", hint)
+        hint = "x[..., None] makes each vector a column"
+        raise BadRequest(name, str(b.layout), f"{a.dtype}[{leading}{n}, k]{vector}, for {a_name} {list(a.shape)}", hint)
     check_extents(name, b)
 
 

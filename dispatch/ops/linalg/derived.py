@@ -62,7 +62,10 @@ class InverseKind(Choice):
     @staticmethod
     def replacements() -> dict[str, str]:
         names = ("SYM", "SYMMETRIC", "HER", "HERMITIAN")
-        sentence = "GEN takes it with both triangles; dispatch.solve with the identity matrix for b reads one"
+        sentence = (
+            "pass the full matrix with GEN, or use dispatch.solve with the identity matrix as b, which reads one"
+            " triangle"
+        )
         return dict.fromkeys(names, sentence)
 
 
@@ -314,7 +317,9 @@ class LstsqRequest(LinalgRequest["tuple[Tensor, ...]"]):
         check_values(self.b, self.a)
         check_rtol(self.rtol)
         if self.rtol is not None and self.driver is LstsqDriver.GELS:
-            raise BadRequest("rtol", shown(self.rtol), "None with driver gels", "gelss looks at singular values")
+            raise BadRequest(
+                "rtol", shown(self.rtol), "None with driver gels", "only driver gelss uses singular values"
+            )
         for name in self.writes[1:]:
             check_dense(name, getattr(self, name))
 
@@ -345,5 +350,5 @@ def check_values(b: Tensor, a: Tensor) -> None:
     if b.dtype is not a.dtype or not fits:
         leading = "".join(f"{extent}, " for extent in a.shape[:-2])
         vector = f", or {a.dtype}[{rows}]" if a.ndim == MATRIX else ""
-        expected = f"{a.dtype}[{leading}{rows}, k]{vector}, as a {list(a.shape)}"
-        raise BadRequest("b", str(b.layout), expected, "x[..., None] makes a column of each vector")
+        expected = f"{a.dtype}[{leading}{rows}, k]{vector}, for a {list(a.shape)}"
+        raise BadRequest("b", str(b.layout), expected, "x[..., None] makes each vector a column")

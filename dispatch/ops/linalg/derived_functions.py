@@ -44,9 +44,9 @@ def inv(a: Any, *, assume_a: InverseKind | str = "gen", lower: bool = False, che
     kind = assume_a if isinstance(assume_a, InverseKind) else InverseKind.named(str(assume_a))
     messages = {}
     if kind is InverseKind.POS:
-        messages = {"meaning": NOT_POSITIVE, "hint": 'assume_a="gen" takes any matrix'}
+        messages = {"meaning": NOT_POSITIVE, "hint": 'assume_a="gen" accepts any matrix'}
     elif kind is not InverseKind.GEN:
-        messages = {"meaning": TRIANGLE, "hint": "dispatch.linalg.pinv takes a matrix of any rank"}
+        messages = {"meaning": TRIANGLE, "hint": "dispatch.linalg.pinv accepts a matrix of any rank"}
     return checked("inv", results, check=check, **messages)
 
 
@@ -100,7 +100,7 @@ def lstsq(
     check_rtol(cond, "cond")
     results = ops.lstsq(a, b, driver=driver, rtol=cond)
     is_svd = len(results) > 3
-    messages = {} if is_svd else {"meaning": ZERO_IN_R, "hint": 'driver="gelss" takes a matrix of any rank'}
+    messages = {} if is_svd else {"meaning": ZERO_IN_R, "hint": 'driver="gelss" accepts a matrix of any rank'}
     return checked("lstsq", results, check=check, **messages)
 
 

@@ -52,7 +52,11 @@ def _lacking(request: Any, driver: Choice, wanted: str, *, takes_open: bool) -> 
 def by_gesvd(request: SvdRequest) -> str:
     """Driver gesvd, or none."""
     open_to = request.autotune or not at_once(request)
-    needed = "driver gesvd, or none" if open_to else "driver gesvd, or autotune, for gesvdj takes them all at once"
+    needed = (
+        "driver gesvd, or none"
+        if open_to
+        else "driver gesvd, or autotune, because gesvdj computes the whole batch at once"
+    )
     return _lacking(request, SvdDriver.GESVD, needed, takes_open=open_to)
 
 
@@ -93,4 +97,4 @@ def by_gesvdp(request: SvdRequest) -> str:
 # -- rows that a request must name: their results have to meet other bounds only --------------------------------------
 def by_gesvda(request: SvdRequest) -> str:
     """Driver gesvda, which autotune never selects."""
-    return _lacking(request, SvdDriver.GESVDA, "driver gesvda, which no autotune takes unasked", takes_open=False)
+    return _lacking(request, SvdDriver.GESVDA, "driver gesvda, which autotune never selects", takes_open=False)

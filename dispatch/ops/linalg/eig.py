@@ -65,7 +65,7 @@ class EigRequest(LinalgRequest["tuple[Tensor, ...]"]):
         check_dense("w", self.w)
         check_dense("info", self.info)
         if self.left and self.eigvals_only:
-            raise BadRequest("left", "True", "False with eigvals_only=True, which wants no vectors")
+            raise BadRequest("left", "True", "False with eigvals_only=True, which computes no vectors")
 
     def outputs(self) -> dict[str, Output]:
         kind = complex_of(self.a.dtype)
@@ -114,12 +114,12 @@ class RandomizedSvdRequest(LinalgRequest["tuple[Tensor, ...]"]):
         check_matrix("a", self.a)
         least = min(self.a.shape[-2:])
         if least < 2:  # a rank of 1 would not be less
-            raise BadRequest("a", str(self.a.layout), "2 rows and columns at least", "dispatch.svd takes any matrix")
+            raise BadRequest("a", str(self.a.layout), "at least 2 rows and columns", "dispatch.svd accepts any matrix")
         check_int("rank", self.rank, 1, least - 1)
         check_int("iterations", self.iterations, 0)
         more = self.oversampling
         if more is not None and (type(more) is not int or not 0 <= more < least - self.rank):
-            raise BadRequest("oversampling", shown(more), f"0 to {least - self.rank - 1}, beside a rank of {self.rank}")
+            raise BadRequest("oversampling", shown(more), f"0 to {least - self.rank - 1}, with a rank of {self.rank}")
         check_dense("s", self.s)
         check_dense("info", self.info)
 

@@ -99,7 +99,7 @@ def lu_factor(a: Any, overwrite_a: bool = False, *, check: bool = True) -> Any: 
 
 def lu_solve(lu_and_pivots: tuple[Any, Any], b: Any, trans: int = 0, overwrite_b: bool = False) -> Any:  # SciPy's
     """The x of A·x = b, Aᵀ·x = b or Aᴴ·x = b (`trans` 0, 1, 2) from the results of `lu_factor`."""
-    lu, pivots = check_pair("lu_and_pivots", lu_and_pivots, "(lu, pivots), as lu_factor gives them")
+    lu, pivots = check_pair("lu_and_pivots", lu_and_pivots, "(lu, pivots), as lu_factor returns them")
     return ops.lu_solve(lu, pivots, b, trans=trans, out=overwritten("overwrite_b", b, overwrite_b))
 
 
@@ -125,7 +125,7 @@ def solve(
     kind = assume_a if isinstance(assume_a, ops.MatrixKind) else ops.MatrixKind.named(str(assume_a))
     messages = {}
     if kind is ops.MatrixKind.POS:
-        messages = {"meaning": NOT_POSITIVE, "hint": 'assume_a="gen" takes any matrix'}
+        messages = {"meaning": NOT_POSITIVE, "hint": 'assume_a="gen" accepts any matrix'}
     elif kind is not ops.MatrixKind.GEN:
         messages = {"meaning": ZERO_IN_D}
     return checked("solve", results, check=check, **messages)

@@ -96,9 +96,9 @@ def _check_pivots(pivots: Array) -> None:
     if pivots.min() < 1 or pivots.max() > len(pivots):
         from dispatch.errors import BadRequest
 
-        expected = f"places from 1 to {len(pivots)}, as `lu_factor` counts"
+        expected = f"pivots from 1 to {len(pivots)}, as `lu_factor` counts"
         raise BadRequest(
-            "pivots", f"places from {pivots.min()} to {pivots.max()}", expected, "SciPy's pivots are less by 1"
+            "pivots", f"pivots from {pivots.min()} to {pivots.max()}", expected, "SciPy's pivots count from 0: add 1"
         )
 
 

@@ -142,7 +142,9 @@ class RefinedLstsqRequest(LinalgRequest["tuple[Tensor, Tensor, Tensor, Tensor]"]
         check_values(self.b, self.a)
         rows, columns = self.a.shape[-2:]
         if rows < columns:
-            raise BadRequest("a", str(self.a.layout), "as many rows as columns or more", "dispatch.lstsq takes others")
+            raise BadRequest(
+                "a", str(self.a.layout), "at least as many rows as columns", "dispatch.lstsq accepts other shapes"
+            )
         check_dense("residuals", self.residuals)
         check_refinement(self)
 
@@ -164,11 +166,13 @@ def precision_of(request: RefinedSolveRequest | RefinedLstsqRequest) -> FactorPr
 def check_refinement(request: RefinedSolveRequest | RefinedLstsqRequest) -> None:
     """BadRequest for a precision that is not lower, a method that needs one right-hand side, or non-dense outputs."""
     if request.precision is FactorPrecision.F32 and request.a.dtype not in (F64, C128):
-        raise BadRequest("precision", "F32", f"a lower one than that of {request.a.dtype}: TF32, BF16 or F16")
+        raise BadRequest("precision", "F32", f"a precision below that of {request.a.dtype}: TF32, BF16 or F16")
     several = request.b.ndim > VECTOR and request.b.shape[-1] > 1
     if request.refinement is Refinement.GMRES and several:
-        hint = 'refinement="classical" takes several'
-        raise BadRequest("refinement", f"GMRES with {request.b.shape[-1]} right sides", "one right side", hint)
+        hint = 'refinement="classical" accepts several'
+        raise BadRequest(
+            "refinement", f"GMRES with {request.b.shape[-1]} right-hand sides", "one right-hand side", hint
+        )
     check_int("max_iterations", request.max_iterations, 1, MOST_STEPS)
     check_dense("iterations", request.iterations)
     check_dense("info", request.info)

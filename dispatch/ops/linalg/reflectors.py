@@ -25,7 +25,7 @@ def check_reflectors(h: Tensor, tau: Tensor) -> None:
     if tau.ndim != h.ndim - 1 or tau.shape[:-1] != h.shape[:-2] or tau.shape[-1] > least:
         leading = "".join(f"{extent}, " for extent in h.shape[:-2])
         expected = f"{h.dtype}[{leading}k], of k up to {least}, for h {list(h.shape)}"
-        raise BadRequest("tau", str(tau.layout), expected, "qr(a, mode='raw') gives both")
+        raise BadRequest("tau", str(tau.layout), expected, "qr(a, mode='raw') returns both")
     check_dense("tau", tau, h.dtype, tau.shape)
 
 

@@ -60,7 +60,7 @@ class MatrixKind(Choice):
         return {
             **dict.fromkeys(("LOWER", "LOWERTRIANGULAR"), lower),
             **dict.fromkeys(("UPPER", "UPPERTRIANGULAR"), upper),
-            "TRIDIAGONAL": "dispatch.gtsv(dl, d, du, b) takes three diagonals",
+            "TRIDIAGONAL": "dispatch.gtsv(dl, d, du, b) solves with three diagonals",
         }
 
 

@@ -67,7 +67,7 @@ def many_small(request: LinalgRequest) -> str:
 
 def several_right_sides(request: ChoSolveRequest) -> str:
     """Two right-hand sides or more; for one `potrsBatched` solves with both triangles at once."""
-    return "" if request.b.shape[-1] > 1 else f"needs 2 right sides or more, has {request.b.shape[-1]}"
+    return "" if request.b.shape[-1] > 1 else f"needs at least 2 right-hand sides, has {request.b.shape[-1]}"
 
 
 def square(request: LinalgRequest) -> str:
@@ -79,25 +79,25 @@ def square(request: LinalgRequest) -> str:
 def tall(request: LinalgRequest) -> str:
     """As many rows as columns, or more."""
     rows, columns = request.matrices.shape[-2:]
-    return "" if rows >= columns else f"needs as many rows as columns or more, has {rows} x {columns}"
+    return "" if rows >= columns else f"needs at least as many rows as columns, has {rows} x {columns}"
 
 
 def up_to_32(request: LinalgRequest) -> str:
     """No more rows than `matinvBatched` supports."""
     rows = request.matrices.shape[-1]
-    return "" if rows <= MOST_INVERTED else f"needs matrices of {MOST_INVERTED} rows or fewer, has {rows}"
+    return "" if rows <= MOST_INVERTED else f"needs matrices of at most {MOST_INVERTED} rows, has {rows}"
 
 
 def up_to_64(request: LinalgRequest) -> str:
     """No more rows than the kernels of this library support."""
     rows = request.matrices.shape[-1]
-    return "" if rows <= MOST_OWN else f"needs matrices of {MOST_OWN} rows or fewer, has {rows}"
+    return "" if rows <= MOST_OWN else f"needs matrices of at most {MOST_OWN} rows, has {rows}"
 
 
 def few_right_sides(request: Any) -> str:
     """No more right-hand sides than the threads of one matrix can solve efficiently."""
     sides = 1 if request.b.ndim == 1 else request.b.shape[-1]
-    return "" if sides <= MOST_OWN else f"needs {MOST_OWN} right sides or fewer, has {sides}"
+    return "" if sides <= MOST_OWN else f"needs at most {MOST_OWN} right-hand sides, has {sides}"
 
 
 def general(request: InvRequest) -> str:
@@ -121,7 +121,7 @@ def gmres_of_square(request: RefinedSolveRequest | RefinedLstsqRequest) -> str:
 def whole_spectrum(request: EighRequest | GeneralizedEighRequest) -> str:
     """No subset of the eigenvalues."""
     is_part = request.subset_by_index is not None or request.subset_by_value is not None
-    return "needs all eigenvalues wanted, has a subset of them" if is_part else ""
+    return "needs all eigenvalues, has a subset" if is_part else ""
 
 
 def by_lu_or_cholesky(request: SolveRequest) -> str:
@@ -143,8 +143,8 @@ def not_hermitian(request: Any) -> str:
         return ""
     dtype = request.matrices.dtype
     if request.op == "solve":
-        return f"needs assume_a=SYM, or a real matrix, has HER of {dtype}: assume_a='gen' takes the whole matrix"
-    return f"needs hermitian=False, or a real matrix, has True of {dtype}: lu_factor or eigh take the whole matrix"
+        return f"needs assume_a=SYM, or a real matrix, has HER of {dtype}: assume_a='gen' reads the whole matrix"
+    return f"needs hermitian=False, or a real matrix, has True of {dtype}: use lu_factor or eigh"
 
 
 def hermitian(request: Any) -> str:

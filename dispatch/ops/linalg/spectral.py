@@ -99,8 +99,10 @@ def check_eigen(request: EighRequest | GeneralizedEighRequest) -> None:
     """BadRequest for a subset that is invalid or that the driver does not support, or for non-dense outputs."""
     check_subset(request)
     if request.driver is EighDriver.SYEVJ and (request.subset_by_index or request.subset_by_value):
-        hint = 'driver="syevd" finds some of the eigenvalues'
-        raise BadRequest("driver", "SYEVJ with a subset", "SYEVD, for Jacobi's method finds all", hint)
+        hint = 'driver="syevd" computes a subset of the eigenvalues'
+        raise BadRequest(
+            "driver", "SYEVJ with a subset", "SYEVD, because Jacobi's method computes all eigenvalues", hint
+        )
     for name in ("w", "count", "info"):
         check_dense(name, getattr(request, name))
 

@@ -62,7 +62,9 @@ def eigh(
 def checked_pair(results: tuple[Any, ...], n: int) -> Any:
     """Results of a pair of matrices; the status is above n if b is not positive definite."""
     if failed := nonzero(np.maximum(on_host(results[-1]) - n, 0)):
-        raise LinAlgError("eigh", failed, f"{NOT_POSITIVE}: that of b", "b must be; exchange a and b where a is")
+        raise LinAlgError(
+            "eigh", failed, f"{NOT_POSITIVE}: that of b", "b must be positive definite; if a is, exchange a and b"
+        )
     return checked("eigh", results, check=True)
 
 

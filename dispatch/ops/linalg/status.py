@@ -15,36 +15,45 @@ NOT_POSITIVE = "the leading minor of order {status} is not positive definite"
 SINGULAR = "the matrix is singular: U[{before}, {before}] of its LU factorization is exactly 0"
 ZERO_IN_D = "the matrix is singular: D[{before}, {before}] of its L·D·Lᴴ factorization is exactly 0"
 UNCONVERGED = "the method did not converge (info {status})"
-NOT_FINITE_THERE = "a NaN or an infinity in the matrix does that"
+NOT_FINITE_THERE = "a NaN or an infinity in the matrix causes this"
 PAIR = (
     "info is {status}: up to n it did not converge, n + i is that b's leading minor of order i is not positive definite"
 )
 MEANINGS = {
-    "cholesky": (NOT_POSITIVE, "add a multiple of the identity, or take dispatch.linalg.solve, which pivots"),
-    "lu_factor": (SINGULAR, "the factors are right, but no system can be solved with them: check=False gives them"),
-    "ldl": (ZERO_IN_D, "the factors are right, but no system can be solved with them"),
-    "solve": (SINGULAR, "the least squares solution is that of an SVD: dispatch.linalg.svd"),
-    "inv": (SINGULAR, "dispatch.linalg.pinv takes a matrix of any rank"),
+    "cholesky": (NOT_POSITIVE, "add a multiple of the identity, or use dispatch.linalg.solve, which pivots"),
+    "lu_factor": (SINGULAR, "the factors are correct, but no system can be solved with them: check=False returns them"),
+    "ldl": (ZERO_IN_D, "the factors are correct, but no system can be solved with them"),
+    "solve": (SINGULAR, "use an SVD for the least squares solution: dispatch.linalg.svd"),
+    "inv": (SINGULAR, "dispatch.linalg.pinv accepts a matrix of any rank"),
     **dict.fromkeys(
-        ("matrix_rank", "pinv", "polar", "lstsq"), (UNCONVERGED, "a NaN or an infinity in the matrix does that")
+        ("matrix_rank", "pinv", "polar", "lstsq"), (UNCONVERGED, "a NaN or an infinity in the matrix causes this")
     ),
     "expm": ("the denominator of Padé's approximant is singular (info {status})", "scale the matrix"),
-    "eigh": (UNCONVERGED, "a NaN or an infinity in the matrix does that; else try another driver"),
-    "generalized_eigh": (PAIR, "b must be positive definite; a NaN or an infinity in a matrix does that, too"),
+    "eigh": (UNCONVERGED, "a NaN or an infinity in the matrix causes this; otherwise try another driver"),
+    "generalized_eigh": (PAIR, "b must be positive definite; a NaN or an infinity in a matrix also causes this"),
     "eig": (UNCONVERGED, NOT_FINITE_THERE),
-    "randomized_svd": (UNCONVERGED, "a NaN or an infinity in the matrix does that; else dispatch.linalg.svd"),
-    "refined_solve": (SINGULAR, "the least squares solution is that of an SVD: dispatch.linalg.svd"),
-    "refined_lstsq": ("the matrix lacks full rank (info {status})", "dispatch.linalg.lstsq takes a matrix of any rank"),
-    "svd": (UNCONVERGED, "a NaN or an infinity in the matrix does that; else try another driver"),
+    "randomized_svd": (
+        UNCONVERGED,
+        "a NaN or an infinity in the matrix causes this; otherwise use dispatch.linalg.svd",
+    ),
+    "refined_solve": (SINGULAR, "use an SVD for the least squares solution: dispatch.linalg.svd"),
+    "refined_lstsq": (
+        "the matrix lacks full rank (info {status})",
+        "dispatch.linalg.lstsq accepts a matrix of any rank",
+    ),
+    "svd": (UNCONVERGED, "a NaN or an infinity in the matrix causes this; otherwise try another driver"),
 }
 
 # Messages of functions whose statuses have different meanings, by the status.
 OF_STATUS = {
     ("expm", TOO_LARGE): (
-        "the 1-norm is too large for so many squarings",
-        "squarings=40 takes norms up to 10¹²; or scale the matrix: exp(A) is exp(A/2)²; scipy.linalg.expm takes any",
+        "the 1-norm is too large for this number of squarings",
+        "use squarings=40 for norms up to 10¹², or scale the matrix (exp(A) is exp(A/2)²), or use scipy.linalg.expm",
     ),
-    ("expm", NOT_FINITE): ("the 1-norm is NaN or infinite", "the matrix has such an element, or its sums overflow"),
+    ("expm", NOT_FINITE): (
+        "the 1-norm is NaN or infinite",
+        "the matrix contains a NaN or an infinity, or its sums overflow",
+    ),
 }
 
 

@@ -25,9 +25,11 @@ def check_subset(request: Any) -> None:
     """BadRequest for an invalid subset; a list of numbers becomes a tuple of Python numbers."""
     n, index, values = request.a.shape[-1], request.subset_by_index, request.subset_by_value
     if index is not None and values is not None:
-        raise BadRequest("subset_by_value", shown(values), "one subset, by index or by value, not both")
+        raise BadRequest("subset_by_value", shown(values), "a subset by index or by value, not both")
     if index is not None:
-        expected = f"(first, last), with 0 <= first <= last < {n}" if n else "none, for the matrix has no eigenvalues"
+        expected = (
+            f"(first, last), with 0 <= first <= last < {n}" if n else "None, because the matrix has no eigenvalues"
+        )
         pair = index if isinstance(index, tuple) and len(index) == ENDS else ()
         if not pair or any(type(one) is not int for one in pair) or not 0 <= pair[0] <= pair[1] < n:
             raise BadRequest("subset_by_index", shown(index), expected)

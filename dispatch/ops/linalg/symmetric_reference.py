@@ -58,7 +58,7 @@ def _ldl_solve(request: Any, ldu: Array, pivots: Array, b: Array) -> dict[str, A
     if not are_sound(pivots, lower=request.lower):
         from dispatch.errors import BadRequest
 
-        raise BadRequest("pivots", f"{pivots.tolist()[:8]}", "those that `ldl` gave, with the same `lower`")
+        raise BadRequest("pivots", f"{pivots.tolist()[:8]}", "the factors that `ldl` returned with the same `lower`")
     return {"out": solved(ldu, pivots, b, lower=request.lower, hermitian=request.hermitian)}
 
 

@@ -111,7 +111,7 @@ class GemmPlan(Plan):
         kernels(self._executor, call)
         self._current_numbers = ()
         if statuses and statuses[-1]:
-            raise Refused(f"{self._function.__name__} says {self._function.error(statuses[-1])}")
+            raise Refused(f"{self._function.__name__} returned {self._function.error(statuses[-1])}")
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         """Copy C to D where they differ, and call cuBLAS for each outer index of the batch."""

@@ -43,7 +43,7 @@ CANDIDATES = 32  # algorithms that autotune asks the heuristic for
 ALGO = 12  # index of the algorithm among the arguments of cublasLtMatmul
 FUSED_CANDIDATES = 8  # algorithms searched for one that applies the epilogue before it rounds
 PLACEHOLDER_ADDRESS = 1 << 32  # a placeholder address, for calls that are captured and never run
-HINT = "reduced_precision=True takes one that rounds twice"
+HINT = "reduced_precision=True allows an algorithm that rounds twice"
 
 CTYPES: dict[str, Any] = {
     "f16": ctypes.c_uint16,  # its bits
@@ -65,8 +65,8 @@ def plan(request: MatmulRequest, executor: CudaExecutor, row: Row) -> Plan:
     compute = row.compute or Compute.COMPUTE_32F
     lowered = lower(request, compute)
     if len(lowered.offsets) > 1 and {"amax_d", "amax_aux"}.intersection(lowered.problem.factors):
-        calls = f"{len(lowered.offsets)} calls, each of which sets amax anew"
-        raise Refused(f"batch axes that do not join take {calls}: give one batch axis, or leave amax out")
+        calls = f"{len(lowered.offsets)} calls, each of which overwrites amax"
+        raise Refused(f"batch axes that cannot be merged need {calls}: pass one batch axis, or omit amax")
     scale = scale_dtype(request.a.dtype, compute)
     limit = workspace_limit(request, executor)
     bound_plan = CublasLtPlan(executor, row, lowered, vectors_of(request, lowered), scale, limit)
@@ -187,7 +187,7 @@ class CublasLtPlan(Plan):
             if self._fuses(result):
                 return result
         raise NotFused(
-            f"no algorithm of cublasLtMatmulAlgoGetHeuristic does this epilogue before it rounds to D's dtype; {HINT}"
+            f"every algorithm of cublasLtMatmulAlgoGetHeuristic rounds to D's dtype before this epilogue; {HINT}"
         )
 
     def _suggest_algo(self, problem: Problem) -> lt.cublasLtMatmulAlgo_t | None:
@@ -356,7 +356,7 @@ class CublasLtPlan(Plan):
         cached = executor.algorithms("cublasLt").get("matmul", name)
         if cached is not None and self._use_cached(cached):
             return
-        executor.refuse_capture("a request that is to be tuned")
+        executor.refuse_capture("a request with autotune=True")
         results = heuristic(handle_of(executor), self._descriptors, problem, limit, CANDIDATES)
         by_algo = {bytes(result.algo): result for result in results}
         for terms, workspace in reduced_demands(problem, limit):

@@ -105,7 +105,7 @@ def linear(request: MatmulRequest) -> str:
 def one_batch_axis(request: MatmulRequest) -> str:
     """At most one batch axis: a tensor map has one axis for the batch."""
     if len(request.batch) > 1:
-        return f"needs one batch axis at most, has {len(request.batch)}: reshape them to one"
+        return f"needs one batch axis at most, has {len(request.batch)}: reshape them into one"
     return ""
 
 
@@ -122,7 +122,7 @@ def whole_numbers(request: MatmulRequest) -> str:
 
 def no_limit(request: MatmulRequest) -> str:
     """No workspace limit is given: a kernel needs the workspace that it was made for."""
-    return "" if request.workspace is None else f"needs no limit of workspace, has {request.workspace}"
+    return "" if request.workspace is None else f"needs workspace=None, has {request.workspace}"
 
 
 def no_fast_accum(request: MatmulRequest) -> str:

@@ -108,7 +108,7 @@ class ExactPlan(CublasLtPlan):
 
     def resized(self, problem: Problem) -> ExactPlan:
         if self._scratch is not None:
-            raise Refused("other extents may have an algorithm of the library's own")
+            raise Refused("for other extents the library may have such an algorithm")
         bound_plan = ExactPlan(*self.resized_arguments(problem))
         bound_plan.follow(self._epilogue, problem, self._dtype, self._functions)
         return bound_plan

@@ -206,4 +206,4 @@ def cubin(arch: str, dtype: Dtype) -> bytes:
     try:
         return compiled(NUMBERS + KERNELS, "epilogue", options)
     except (LibraryNotFound, NvrtcError) as error:
-        raise Refused(f"NVRTC gives no kernels for an epilogue of {dtype}: {error}") from error
+        raise Refused(f"NVRTC compiles no kernel for an epilogue of {dtype}: {error}") from error

@@ -187,7 +187,7 @@ class TreeForm(EpilogueTreeMixin):
         for name in named:
             if name not in self.kinds:
                 names = ", ".join((*MATRICES, *self.kinds))
-                raise BadRequest(name, "no operand of this request", f"one of {names}")
+                raise BadRequest(name, "a name that is not an operand of this request", f"one of {names}")
         return {**matrices, "operands": {**dict(self.request.operands), **named}}
 
     def describe(self) -> str:
@@ -263,18 +263,25 @@ def _check_fields(request: Any) -> None:
     check_tree(request.epilogue if isinstance(request.epilogue, Node) else None, request.config)
     for name in NOT_WITH_TREE:
         if getattr(request, name) is not None:
-            raise BadRequest(name, "a value", "None, for kernels of CUTLASS have none", "a tree stores and reduces")
+            raise BadRequest(
+                name,
+                "a value",
+                "None, because CUTLASS kernels have no such limit",
+                "use evt.store and evt.reduce in the tree",
+            )
     if request.reduced_precision:
-        raise BadRequest("reduced_precision", "True", "False: a tree is computed in f32, and rounded at its end")
+        raise BadRequest("reduced_precision", "True", "False, because a tree is computed in f32 and rounded at its end")
     if any(getattr(request.scales, name) is not None for name in FACTORS_AND_AMAX):
-        hint = "evt.scalar, evt.row and evt.col multiply in the tree"
-        raise BadRequest("scales", "factors", "none, for kernels of CUTLASS have none", hint)
+        hint = "in the tree, multiply by evt.scalar, evt.row or evt.col"
+        raise BadRequest("scales", "factors", "None, because CUTLASS kernels have no scales", hint)
     epilogue = request.epilogue
     if isinstance(epilogue, Epilogue) and epilogue not in EPILOGUE_FUNCTIONS:
         names = ", ".join(one.name for one in EPILOGUE_FUNCTIONS)
-        raise BadRequest("epilogue", epilogue.name, f"{names} or a tree, which CUTLASS has kernels for")
+        raise BadRequest("epilogue", epilogue.name, f"{names} or a tree, for which CUTLASS has kernels")
     if request.bias is not None and not (isinstance(epilogue, Epilogue) and epilogue.adds_bias):
-        raise BadRequest("bias", str(request.bias.layout), "None", "evt.row('bias') adds one, given in operands")
+        raise BadRequest(
+            "bias", str(request.bias.layout), "None", "add evt.row('bias') in the tree, and pass it in operands"
+        )
 
 
 def _check_shapes(form: TreeForm) -> None:
@@ -293,7 +300,9 @@ def _check_shapes(form: TreeForm) -> None:
         if name in wanted and tensor.shape not in wanted[name]:
             raise BadRequest(name, f"shape {tensor.shape}", f"shape {' or '.join(map(str, wanted[name]))}")
         if name in form.tree_outputs and tensor.dtype is not form.tree_outputs[name].dtype:
-            raise BadRequest(name, str(tensor.layout), f"dtype {form.tree_outputs[name].dtype}, as the epilogue says")
+            raise BadRequest(
+                name, str(tensor.layout), f"dtype {form.tree_outputs[name].dtype}, as the epilogue specifies"
+            )
 
 
 def _check_memory(form: TreeForm) -> None:
@@ -303,11 +312,11 @@ def _check_memory(form: TreeForm) -> None:
     home.check(*(tensor for _, tensor, _ in uses))
     for name, tensor, written in uses:
         if tensor.device is not home:
-            raise BadRequest(name, f"a tensor on {tensor.device!r}", f"one on {home!r}, as a is")
+            raise BadRequest(name, f"a tensor on {tensor.device!r}", f"one on {home!r}, the device of a")
         if not written:
             continue
         if tensor.layout.readonly or tensor.layout.meets_itself:
-            raise BadRequest(name, str(tensor.layout), "memory that may be written, its own for each element")
+            raise BadRequest(name, str(tensor.layout), "writable memory, with a different address for each element")
         for other_name, other, _ in uses:
             same = name == "out" and other_name == "c" and same_view(tensor, other)
             if other_name != name and not same and overlap(tensor, other):

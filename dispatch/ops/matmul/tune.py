@@ -37,7 +37,7 @@ def plan(request: MatmulRequest, executor: CudaExecutor, row: Row) -> CutlassPla
     cached_plan = None if cached is None else _remembered_plan(request, executor, row, cached)
     if cached_plan is not None:
         return cached_plan
-    executor.refuse_capture("a request that is to be tuned")
+    executor.refuse_capture("a request with autotune=True")
     plans = candidate_plans(request, executor, row)
 
     def run(number: int, arguments: tuple[Argument, ...]) -> None:

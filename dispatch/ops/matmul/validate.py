@@ -70,7 +70,7 @@ def _check_kinds(request: MatmulRequest) -> None:
                 name, f"a {type(tensor).__name__}", "a dispatch Tensor", "use dev.array(x) or from_dlpack(x)"
             )
     if request.operands and not request.has_tree:
-        raise BadRequest("operands", shown(request.operands), "none: it has no tree that names them")
+        raise BadRequest("operands", shown(request.operands), "none, because the epilogue is not a tree")
     if request.epilogue.__class__ is not Epilogue:
         _check_tree(request.epilogue)
     for name, kind in KINDS:
@@ -97,7 +97,7 @@ def _check_kinds(request: MatmulRequest) -> None:
     for name, tensor, _ in request.tensors():
         if tensor.device is not home and tensor.device.alive:
             raise BadRequest(
-                name, f"a tensor on {tensor.device!r}", f"one on {home!r}, as a is", f"move it: {home}.array(x)"
+                name, f"a tensor on {tensor.device!r}", f"one on {home!r}, the device of a", f"move it: {home}.array(x)"
             )
 
 
@@ -146,7 +146,7 @@ def _check_steps(name: str, tensor: Tensor) -> None:
         raise BadRequest(
             name,
             f"{tensor.layout.dtype}{list(tensor.shape)} with strides {list(tensor.layout.strides)}",
-            "rows or columns that are dense, and steps forward",
+            "dense rows or columns and nonnegative strides",
             "copy it: dev.array(x)",
         )
 
@@ -173,11 +173,17 @@ def _check_epilogue(request: MatmulRequest) -> None:
         if tensor is not None and not supported:
             takers = ", ".join(e.name for e in Epilogue if _takes(e, name))
             raise BadRequest(
-                name, str(tensor.layout), f"none: epilogue {epilogue.name} has no {name}", f"use one of {takers}"
+                name,
+                str(tensor.layout),
+                f"None, because epilogue {epilogue.name} has no {name}",
+                f"use one of {takers}",
             )
     if epilogue in (Epilogue.BGRADA, Epilogue.BGRADB) and 0 in request.shape:
         raise BadRequest(
-            "epilogue", f"{epilogue.name} with an empty D", "a D with elements", "sum the operand yourself"
+            "epilogue",
+            f"{epilogue.name} with an empty D",
+            "a D with elements",
+            "compute the sum of the operand separately",
         )
     batch = request.batch
     _check_shape("bias", request.bias, (request.n,), (*batch, request.n))
@@ -203,7 +209,7 @@ def _takes(epilogue: Epilogue, name: str) -> bool:
 def _check_aux(request: MatmulRequest, aux: Tensor) -> None:
     wanted, _ = aux_shape(request.plain_epilogue, request.shape)
     relu = request.plain_epilogue.activation == "relu"
-    hint = "leave aux=None in the forward product, and pass on the one that it returns"
+    hint = "pass aux=None in the forward product, and the aux that it returns here"
     if relu and aux.dtype is not U8:
         raise BadRequest("aux", str(aux.layout), f"u8{list(wanted)}, the bit mask of a ReLU", hint)
     if aux.shape != wanted:
@@ -223,7 +229,9 @@ def _check_out(request: MatmulRequest) -> None:
     """D has its dtype, and no written tensor overlaps another operand."""
     out = request.out
     if request.c is None and out is None and request.has_beta:
-        raise BadRequest("beta", str(request.beta), "0, for there is neither c nor out to be scaled", "pass c=…")
+        raise BadRequest(
+            "beta", str(request.beta), "0, because neither c nor out is passed that could be scaled", "pass c=…"
+        )
     if request.c_is_out and request.c_dtype is not request.d_dtype and out is not None and request.c is None:
         raise BadRequest("c", "nothing", f"a {request.c_dtype} tensor: {out.dtype} cannot be both C and D")
     operands = list(request.tensors())
@@ -256,11 +264,11 @@ def _check_numbers(request: MatmulRequest) -> None:
         elif isinstance(value, NO_NUMBERS) or not isinstance(value, (int, float, complex, np.number)):
             raise BadRequest(name, repr(value), "a number or a tensor of one element")
         elif isinstance(value, int) and abs(value) > MAX_FLOAT:
-            raise BadRequest(name, shown(value), "a number that a float can be")
+            raise BadRequest(name, shown(value), "a number in the range of a float")
         elif isinstance(value, (complex, np.complexfloating)) and not request.a.dtype.is_complex:
-            raise BadRequest(name, repr(value), f"a real number, for a is {request.a.dtype}")
+            raise BadRequest(name, repr(value), f"a real number, because a is {request.a.dtype}")
         elif request.a.dtype is I8 and not (abs(value) <= MAX_EXTENT and float(value.real).is_integer()):
-            raise BadRequest(name, repr(value), "a whole number of 32 bits, for i8 products are integers")
+            raise BadRequest(name, repr(value), "a whole number of 32 bits, because i8 products are integers")
 
 
 def _check_scales(request: MatmulRequest) -> None:
@@ -272,7 +280,7 @@ def _check_scales(request: MatmulRequest) -> None:
     for name in FACTORS:
         _check_factor(request, name)
     if scales.aux is not None and not (request.plain_epilogue.writes_aux or request.plain_epilogue.is_gradient):
-        raise BadRequest("scales.aux", "a factor", f"none: epilogue {request.plain_epilogue.name} has no aux")
+        raise BadRequest("scales.aux", "a factor", f"None, because epilogue {request.plain_epilogue.name} has no aux")
     for name in ("amax_d", "amax_aux"):
         amax = getattr(scales, name)
         if amax is not None and (not isinstance(amax, Tensor) or amax.dtype is not F32 or amax.size != 1):
@@ -292,7 +300,7 @@ def _check_factor(request: MatmulRequest, name: str) -> None:
         if not 0 < factor < math.inf:
             raise BadRequest(operand, repr(factor), "a finite number above 0")
         if mode is not ScaleMode.SCALAR_32F:
-            raise BadRequest(operand, repr(factor), f"a tensor, for mode {mode.name}", "SCALAR_32F takes a number")
+            raise BadRequest(operand, repr(factor), f"a tensor, for mode {mode.name}", "use SCALAR_32F for a number")
         return
     dtype, shape = scale_shape(mode, request.m if name == "a" else request.n, request.k)
     if factor.dtype is not dtype:

@@ -110,7 +110,7 @@ class NormRequest(_ScaleFields[R_co]):
     def _check_parameters(self, *names: str) -> None:
         x, scale = self.x, self.scale
         if x.size == 0:
-            raise BadRequest("x", str(x.layout), "extents of 1 or more", "leave an empty batch out")
+            raise BadRequest("x", str(x.layout), "extents of 1 or more", "skip the call for an empty batch")
         if self.by_channel:
             if not 2 <= x.ndim <= 5:
                 raise BadRequest("x", str(x.layout), "(N, C, spatial…) with up to 3 spatial axes")
@@ -131,7 +131,7 @@ class NormRequest(_ScaleFields[R_co]):
         if self.by_group and x.shape[1] % self.groups:
             raise BadRequest("groups", str(self.groups), f"a divisor of the {x.shape[1]} channels of x {x.layout}")
         if not self.by_group and self.groups != 1:
-            raise BadRequest("groups", str(self.groups), f"1: {member(self.mode).name} has no groups")
+            raise BadRequest("groups", str(self.groups), f"1, because {member(self.mode).name} has no groups")
         if not self.epsilon > 0:
             raise BadRequest("epsilon", repr(self.epsilon), "a number above 0")
 
@@ -210,7 +210,9 @@ class NormFwdRequest(NormRequest[R_co]):
             missing = "running_mean" if self.running_mean is None else "running_var"
             raise BadRequest(missing, "nothing", "both running statistics, or neither")
         if self.running_mean is not None and self.mode is not NormMode.BATCH_NORM:
-            raise BadRequest("running_mean", "a tensor", f"none: {member(self.mode).name} has no running statistics")
+            raise BadRequest(
+                "running_mean", "a tensor", f"None, because {member(self.mode).name} has no running statistics"
+            )
         if self.by_running and self.running_mean is None:
             raise BadRequest("running_mean", "nothing", "running statistics for BATCH_NORM without training")
         self._check_statistics("running_mean", "running_var", "mean_out", "inv_variance_out")
@@ -260,8 +262,8 @@ class NormBwdRequest(NormRequest["tuple[Tensor, ...]"]):
         self._check_parameters()
         same_as("dy", self.dy, "x", self.x)
         if not self.bias and self.mode is not NormMode.RMS_NORM:
-            raise BadRequest("bias", "False", f"True: {member(self.mode).name} has a bias")
+            raise BadRequest("bias", "False", f"True, because {member(self.mode).name} has a bias")
         if self.has_mean != (self.mean is not None):
-            wanted = "the mean that norm_fwd gave back" if self.has_mean else "none: RMS_NORM has no mean"
+            wanted = "the mean that norm_fwd returned" if self.has_mean else "None, because RMS_NORM has no mean"
             raise BadRequest("mean", "nothing" if self.mean is None else "a tensor", wanted)
         self._check_statistics("inv_variance", "mean")

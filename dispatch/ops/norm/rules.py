@@ -36,7 +36,7 @@ def dense_order(request: NormRequest) -> str:
         if layout.is_contiguous or (request.by_channel and lies_dense(layout, last=True)):
             if not request.by_channel or alike(layout, request.x.layout):
                 continue
-            return f"needs {name} in the order of x, has {layout}"
+            return f"needs {name} with its axes in the memory order of x, has {layout}"
         return f"needs {name} dense, has {layout}: copy it with dev.array(x)"
     return ""
 
@@ -68,7 +68,7 @@ def bias_by_channel(request: NormFwdRequest) -> str:
     """Batch norm with the batch's own statistics, and instance norm, need a bias."""
     if request.bias is not None or not request.by_channel or request.by_running:
         return ""
-    return f"needs a bias for {member(request.mode).name}, has none: zeros will do"
+    return f"needs a bias for {member(request.mode).name}, has none: pass zeros"
 
 
 def ungrouped(request: NormRequest) -> str:

@@ -85,9 +85,11 @@ class Windows:
         pads = _spread("padding", padding, axes, 0)
         for extent, size, pad in zip(x.shape[2:], windows, pads, strict=True):
             if pad >= size:
-                raise BadRequest("padding", str(pads), f"less than the window {windows}, or some would hold no element")
+                raise BadRequest(
+                    "padding", str(pads), f"less than the window {windows}, or some windows would contain no element"
+                )
             if extent + 2 * pad < size:
-                raise BadRequest("window", str(windows), f"no larger than the padded image {x.layout}, padding {pads}")
+                raise BadRequest("window", str(windows), f"at most the padded image {x.layout}, padding {pads}")
         return cls(windows, strides, pads)
 
     def shape(self, x: tuple[int, ...]) -> tuple[int, ...]:
@@ -99,7 +101,7 @@ class Windows:
 def _spread(name: str, value: object, axes: int, low: int) -> tuple[int, ...]:
     if isinstance(value, tuple):
         if len(value) != axes:
-            raise BadRequest(name, str(value), f"a number, or one for each of {axes} axes of space")
+            raise BadRequest(name, str(value), f"a number, or one for each of {axes} spatial axes")
         return tuple(check_int(name, one, low) for one in value)
     return (check_int(name, value, low),) * axes
 
@@ -130,7 +132,9 @@ class WindowedRequest(OperandRequest["Tensor"]):
 
     def check_fields(self) -> None:
         if 0 in self.x.shape[1:]:
-            raise BadRequest("x", str(self.x.layout), "at least one channel and one element of every axis of space")
+            raise BadRequest(
+                "x", str(self.x.layout), "at least one channel, and at least one element along each spatial axis"
+            )
         self.windows.shape(self.x.shape)
 
     def attributes(self) -> tuple[Any, ...]:
@@ -177,7 +181,7 @@ class PoolingBwdRequest(WindowedRequest):
     def check_fields(self) -> None:
         super().check_fields()
         wanted = self.windows.shape(self.x.shape)
-        check_tensor("y", self.y, self.x.dtype, wanted, ", what the forward pass gave")
+        check_tensor("y", self.y, self.x.dtype, wanted, ", like the output of the forward pass")
         same_as("dy", self.dy, "y", self.y)
 
 

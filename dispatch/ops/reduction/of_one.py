@@ -67,7 +67,7 @@ class Work(ctypes.Structure):
 def of_one(request: ReduceRequest) -> str:
     """All reduced axes have one element; indices are supported only in dense tensors."""
     if not is_of_one(request):
-        return f"needs one element along each axis that is reduced, has x {request.x.layout}, axes {request.reduced}"
+        return f"needs one element along each reduced axis, has x {request.x.layout}, axes {request.reduced}"
     if reason := aligned(request):
         return reason
     if len(axes_of(request)) > MAX_AXES:

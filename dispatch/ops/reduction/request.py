@@ -83,7 +83,10 @@ class ReduceRequest(OperandRequest[R_co]):
         if self.indices and self.reduce not in WITH_INDICES:
             takers = ", ".join(taker.name for taker in WITH_INDICES)
             raise BadRequest(
-                "indices", "True", f"False, for {member(self.reduce).name} is no element of x", f"use {takers}"
+                "indices",
+                "True",
+                f"False, because the result of {member(self.reduce).name} is not an element of x",
+                f"use {takers}",
             )
         self._check_axes()
         if any(self.x.shape[axis] == 0 for axis in self.reduced):
@@ -96,7 +99,7 @@ class ReduceRequest(OperandRequest[R_co]):
         rank = self.x.ndim
         for axis in axes:
             if rank == 0:
-                raise BadRequest("axes", repr(self.axes), "none: x has no axes", "use axes=None")
+                raise BadRequest("axes", repr(self.axes), "none, because x has no axes", "use axes=None")
             check_int("axes", axis, -rank, rank - 1)
         if len({axis % rank for axis in axes}) < len(axes):
             raise BadRequest("axes", repr(self.axes), "each axis once")

@@ -84,7 +84,7 @@ def _check(request: RnnBase, made: SequenceDescriptors) -> None:
         )
     reserve: Any = getattr(request, "reserve", None)
     if reserve is not None and reserve.nbytes != made.reserve.value:
-        layout_text, hint = str(reserve.layout), "pass on what training=True gave"
+        layout_text, hint = str(reserve.layout), "pass the reserve that training=True returned"
         raise BadRequest("reserve", layout_text, f"u8[{made.reserve.value}]", hint)
 
 

@@ -101,11 +101,14 @@ class Network:
             raise BadRequest("bidirectional", repr(self.bidirectional), "a bool")
         projection: object = self.projection
         if not isinstance(projection, int) or isinstance(projection, bool) or not 0 <= projection < self.hidden_size:
-            wanted = f"0 for none, or a size smaller than hidden_size, which is {self.hidden_size}"
+            wanted = f"0 for no projection, or a size below hidden_size, {self.hidden_size}"
             raise BadRequest("projection", shown(projection), wanted)
         if self.projection and self.mode is not RnnMode.LSTM:
             raise BadRequest(
-                "projection", str(self.projection), f"0, for {member(self.mode).name} has none", "LSTM has one"
+                "projection",
+                str(self.projection),
+                f"0, because {member(self.mode).name} has no projection",
+                "only LSTM has a projection",
             )
 
     @property

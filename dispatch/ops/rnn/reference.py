@@ -298,7 +298,9 @@ def _buffer(reserve: Tensor, request: RnnBase, work: np.dtype[Any]) -> Array:
     steps, batch = request.sequence()[1].shape[:2]
     expected_bytes = saved_size(request.network, steps, batch) * work.itemsize
     if reserve.nbytes != expected_bytes:
-        raise BadRequest("reserve", str(reserve.layout), f"u8[{expected_bytes}]", "pass on what training=True gave")
+        raise BadRequest(
+            "reserve", str(reserve.layout), f"u8[{expected_bytes}]", "pass the reserve that training=True returned"
+        )
     return np.array(reserve).view(work)
 
 

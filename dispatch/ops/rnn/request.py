@@ -90,15 +90,15 @@ class RnnBase(_NetworkFields[R_co]):
         check_probability("dropout", self.dropout)
         name, tensor = self.sequence()
         if tensor.ndim != 3 or tensor.size == 0 or tensor.shape[2] != size:
-            raise BadRequest(name, str(tensor.layout), f"(steps, sequences, {size}), none of them 0")
+            raise BadRequest(name, str(tensor.layout), f"(steps, sequences, {size}), no extent of 0")
         if self.lengths is None:
             return
         steps, batch, _ = tensor.shape
         lengths: object = self.lengths
         if not isinstance(lengths, tuple) or len(lengths) != batch:
-            hint = "x.tolist() makes a list of a tensor's numbers" if hasattr(lengths, "tolist") else ""
+            hint = "x.tolist() converts a tensor to a list" if hasattr(lengths, "tolist") else ""
             raise BadRequest(
-                "lengths", shown(lengths), f"None, or a list of {batch} whole numbers, one a sequence", hint
+                "lengths", shown(lengths), f"None, or a list of {batch} whole numbers, one per sequence", hint
             )
         for length in self.lengths:
             check_int("lengths", length, 1, steps)
@@ -112,12 +112,14 @@ class RnnBase(_NetworkFields[R_co]):
         """Check that cell states are given only for LSTMs."""
         for name in names:
             if getattr(self, name) is not None and self.network.mode is not RnnMode.LSTM:
-                raise BadRequest(name, "a tensor", f"none: {member(self.network.mode).name} has no cells")
+                raise BadRequest(name, "a tensor", f"None, because {member(self.network.mode).name} has no cell state")
 
     def check_reserve(self, reserve: Tensor) -> None:
         """Check the dtype of the reserve space; its size is compared when the plan is made."""
         if reserve.dtype is not U8 or reserve.ndim != 1 or not reserve.layout.is_contiguous:
-            raise BadRequest("reserve", str(reserve.layout), "a dense u8 tensor", "pass on what training=True gave")
+            raise BadRequest(
+                "reserve", str(reserve.layout), "a dense u8 tensor", "pass the reserve that training=True returned"
+            )
 
     def hidden_shape(self) -> Shape:
         """The shape of the hidden states."""
@@ -184,11 +186,16 @@ class RnnRequest(RnnBase["tuple[Tensor, ...]"]):
         """Check that a state is given if and only if masks are drawn."""
         draws = self.training and self.dropout > 0
         if draws and self.states is None:
-            raise BadRequest("states", "nothing", "what dropout is drawn from", "pass dropout_states(device, seed)")
+            raise BadRequest("states", "nothing", "the random states for dropout", "pass dropout_states(device, seed)")
         if self.states is None:
             return
         if not draws:
-            raise BadRequest("states", "a tensor", "none: nothing is dropped", "with training=True and a dropout it is")
+            raise BadRequest(
+                "states",
+                "a tensor",
+                "None, because there is no dropout",
+                "dropout needs training=True and a dropout probability",
+            )
         check_states("states", self.states)
 
     def outputs(self) -> dict[str, Output]:

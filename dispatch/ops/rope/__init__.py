@@ -79,15 +79,15 @@ class RopeRequest(OperandRequest["tuple[Tensor, Tensor]"]):
             raise BadRequest("q", str(q.layout), "four axes: batch, heads, tokens, width")
         batch, _, tokens, width = q.shape
         if k.ndim != AXES or (k.shape[0], *k.shape[2:]) != (batch, tokens, width) or k.dtype != q.dtype:
-            raise BadRequest("k", str(k.layout), f"{q.dtype}[{batch}, heads, {tokens}, {width}], as q is")
+            raise BadRequest("k", str(k.layout), f"{q.dtype}[{batch}, heads, {tokens}, {width}], like q")
         if cos.ndim != ONE_STEP or cos.shape[0] not in (1, batch) or cos.shape[1] != tokens:
             rows = f"{batch} or 1" if batch != 1 else "1"
             raise BadRequest("cos", str(cos.layout), f"[{rows}, {tokens}, {width} or fewer], for the tokens of q")
         turned = cos.shape[ONE_STEP - 1]
         if turned % EVEN or turned > width:
-            raise BadRequest("cos", str(cos.layout), f"an even number of elements of each head, {width} at most")
+            raise BadRequest("cos", str(cos.layout), f"an even number of elements of each head, at most {width}")
         if cos.dtype not in (q.dtype, F32):
-            raise BadRequest("cos", str(cos.layout), f"{q.dtype}, that of q, or f32" if q.dtype != F32 else "f32")
+            raise BadRequest("cos", str(cos.layout), f"{q.dtype}, the dtype of q, or f32" if q.dtype != F32 else "f32")
         same_as("sin", self.sin, "cos", cos)
 
 

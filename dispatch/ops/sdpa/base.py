@@ -148,7 +148,7 @@ class SdpaRequest(OperandRequest[R_co]):
             if tensor.ndim != 4 - self.packed:
                 raise BadRequest(name, str(tensor.layout), f"{'three' if self.packed else 'four'} axes: {axes}")
             if tensor.size == 0:
-                raise BadRequest(name, str(tensor.layout), "extents of 1 or more", "leave an empty batch out")
+                raise BadRequest(name, str(tensor.layout), "extents of 1 or more", "skip the call for an empty batch")
             if tensor.dtype is not q.dtype:
                 raise BadRequest(name, str(tensor.layout), f"dtype {q.dtype}, that of q")
             if tensor.shape[0] != q.shape[0] and self.pages is None and not self.packed:
@@ -156,9 +156,9 @@ class SdpaRequest(OperandRequest[R_co]):
             if q.shape[1] % tensor.shape[1]:
                 raise BadRequest(name, f"{tensor.shape[1]} heads", f"a divisor of the {q.shape[1]} heads of q")
         if k.shape[-1] != q.shape[-1]:
-            raise BadRequest("k", str(k.layout), f"heads of {q.shape[-1]}, as q {q.layout} has")
+            raise BadRequest("k", str(k.layout), f"heads of {q.shape[-1]}, like q {q.layout}")
         if not self.packed and v.shape[2] != k.shape[2]:
-            raise BadRequest("v", str(v.layout), f"a sequence of {k.shape[2]}, as k {k.layout} has")
+            raise BadRequest("v", str(v.layout), f"a sequence of {k.shape[2]}, like k {k.layout}")
         self._check_dense("q", "k", "v")
         self._check_ragged()
 
@@ -169,23 +169,25 @@ class SdpaRequest(OperandRequest[R_co]):
             first = self.ragged_q
             if (tensor is None) != (first is None):
                 layout_text = "nothing" if tensor is None else str(tensor.layout)
-                raise BadRequest(name, layout_text, "offsets of all, or of none")
+                raise BadRequest(name, layout_text, "offsets of all operands, or of none")
             if tensor is None or first is None:
                 continue
             if tensor.ndim != 1 or tensor.size < 2 or tensor.shape != first.shape or not tensor.layout.is_contiguous:
-                raise BadRequest(name, str(tensor.layout), "one more offset than sequences, the same number in each")
+                raise BadRequest(
+                    name, str(tensor.layout), "one more offset than sequences, the same number for each operand"
+                )
             if tensor.dtype not in (I32, I64) or tensor.dtype is not first.dtype:
-                raise BadRequest(name, str(tensor.layout), "offsets in i32, or all of them in i64")
+                raise BadRequest(name, str(tensor.layout), "all offsets in i32, or all in i64")
         for name, operand in (("max_q", self.q), ("max_kv", self.k)):
             longest = getattr(self, name)
             if self.packed:
                 check_int(name, longest, 1, operand.shape[0])
             elif longest is not None:
-                raise BadRequest(name, repr(longest), "None, for the sequences are not packed")
+                raise BadRequest(name, repr(longest), "None, because the sequences are not packed")
         if self.packed and not self.padded:
-            raise BadRequest("seq_len_q", "nothing", "lengths of queries and keys, for the sequences are packed")
+            raise BadRequest("seq_len_q", "nothing", "lengths of queries and keys, because the sequences are packed")
         if self.packed and self.pages is not None:
-            raise BadRequest("page_table_k", "tables of pages", "none with packed sequences")
+            raise BadRequest("page_table_k", "tables of pages", "no tables of pages with packed sequences")
 
     def _check_dense(self, *names: str) -> None:
         for name in names:
@@ -195,11 +197,11 @@ class SdpaRequest(OperandRequest[R_co]):
             axes = list(zip(tensor.layout.strides, tensor.shape, strict=True))
             if (tensor.shape[-1] > 1 and axes[-1][0] != 1) or any(s < 1 and e > 1 for s, e in axes):
                 hint = "copy it: dev.array(x)"
-                raise BadRequest(name, str(tensor.layout), "a dense last axis, and steps forward", hint)
+                raise BadRequest(name, str(tensor.layout), "a dense last axis and nonnegative strides", hint)
 
     def _check_scores(self) -> None:
         if self.scale is not None and not abs(float(self.scale)) <= F32_MAX:
-            raise BadRequest("scale", repr(self.scale), f"a finite number that f32 holds, up to {F32_MAX:.4g}")
+            raise BadRequest("scale", repr(self.scale), f"a finite number in the range of f32, up to {F32_MAX:.4g}")
         for name, low in (("left_bound", 1), ("right_bound", 0), ("workspace", 0)):
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), low, 1 << 40)
@@ -215,7 +217,7 @@ class SdpaRequest(OperandRequest[R_co]):
         for name in ("seq_len_q", "seq_len_kv"):
             check_tensor(name, getattr(self, name), I32, (b,), ", the length of each sequence of the batch")
         check_probability("dropout", self.dropout)
-        self._check_single(("seed", "offset"), I64, self.dropout > 0, "none without dropout")
+        self._check_single(("seed", "offset"), I64, self.dropout > 0, "None without dropout")
 
     def _check_single(self, names: tuple[str, ...], dtype: Dtype, wanted: bool, otherwise: str) -> None:
         """Check that tensors of one element are given if they are wanted, and none otherwise."""

@@ -53,7 +53,9 @@ def check_alike(request: SdpaRequest, *pairs: tuple[str, str]) -> None:
         tensor: Tensor | None = getattr(request, name)
         strides = getattr(request, other).layout.strides
         if tensor is not None and tensor.layout.strides != strides:
-            raise BadRequest(name, str(tensor.layout), f"strides {strides}, those of {other}, whose offsets it has")
+            raise BadRequest(
+                name, str(tensor.layout), f"strides {strides}, those of {other}, because it has the same offsets"
+            )
 
 
 # -- on the host, where offsets can be read -------------------------------------------------------------------------
@@ -70,7 +72,7 @@ def _spans(request: SdpaRequest, name: str) -> list[slice]:
     if any(not 0 <= n <= longest for n in lengths):
         raise BadRequest("seq_len_kv" if owner in KEYS else "seq_len_q", str(lengths), f"lengths up to {longest}")
     if offsets[0] < 0 or spans[-1].stop > layout.shape[0] or any(a.stop > b.start for a, b in pairwise(spans)):
-        raise BadRequest(owner, str(offsets), f"sequences of {lengths} tokens one behind the other in {layout}")
+        raise BadRequest(owner, str(offsets), f"consecutive sequences of {lengths} tokens in {layout}")
     return spans
 
 

@@ -72,7 +72,7 @@ def _loaded(request: SdpaRequest, name: str, array: Array) -> Array:
     b, _, _, skv = request.scores
     counts = np.zeros((b, 1), np.int64) if length is None else length.reshape(b, 1)
     if counts.min() < 1:
-        raise BadRequest("seq_len_kv", str(counts.ravel().tolist()), "lengths of 1 or more where keys are in pages")
+        raise BadRequest("seq_len_kv", str(counts.ravel().tolist()), "lengths of 1 or more with keys in pages")
     has = np.arange(table.shape[1]) * array.shape[2] < counts
     used = table[has]
     if used.min() < 0 or used.max() >= len(array):
@@ -85,7 +85,7 @@ def _loaded(request: SdpaRequest, name: str, array: Array) -> Array:
     exists = np.repeat(named, array.shape[2], axis=1).reshape(b, 1, skv, 1)
     if name == "v" and not np.isfinite(np.where(after_end & exists, loaded, 0)).all():
         hint = "fill new pages with zeros"
-        raise BadRequest("v", "NaN or infinity behind a sequence's end", "finite numbers in its pages", hint)
+        raise BadRequest("v", "NaN or infinity after a sequence's end", "finite numbers in its pages", hint)
     return np.asarray(loaded)
 
 

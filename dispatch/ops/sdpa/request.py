@@ -109,11 +109,11 @@ class SdpaFwdRequest(SdpaRequest[R_co]):
                 raise BadRequest(name, str(tensor.layout), "a dense tensor")
         self._check_factors()
         if self.mask and not self.dropout:
-            raise BadRequest("mask", "True", "False, for there is no dropout")
+            raise BadRequest("mask", "True", "False, because there is no dropout")
 
     def _check_factors(self) -> None:
         fp8 = self.q.dtype.is_fp8
-        self._check_single(FACTORS, F32, fp8, f"none with {self.q.dtype}")
+        self._check_single(FACTORS, F32, fp8, f"None with {self.q.dtype}")
         if self.amax and not fp8:
             raise BadRequest("amax", "True", f"False with {self.q.dtype}")
 
@@ -130,7 +130,7 @@ class SdpaFwdRequest(SdpaRequest[R_co]):
                 if not tensor.layout.is_contiguous:
                     raise BadRequest(name, str(tensor.layout), "a dense tensor")
         if self.pages is not None and not self.padded:
-            raise BadRequest("seq_len_kv", "nothing", "lengths of both, for K and V are kept in pages")
+            raise BadRequest("seq_len_kv", "nothing", "lengths of both, because K and V are stored in pages")
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,7 +181,7 @@ class SdpaBwdRequest(SdpaRequest["tuple[Tensor, ...]"]):
         self._check_dense("o", "do", "dq", "dk", "dv")
         if self.packed:
             check_alike(self, ("do", "o"), ("dq", "q"), ("dk", "k"), ("dv", "v"))
-        hint = "pass on what sdpa_fwd(…, stats=True) gave back"
+        hint = "pass the statistics that sdpa_fwd(…, stats=True) returned"
         check_tensor("stats", self.stats, F32, (*self.scores[:3], 1), hint=hint, dense=True)
         if self.bias_gradient and self.bias is None:
-            raise BadRequest("bias_gradient", "True", "False, for there is no bias")
+            raise BadRequest("bias_gradient", "True", "False, because there is no bias")

@@ -74,7 +74,7 @@ class AlongAxisRequest(OperandRequest["Tensor"]):
     def check_fields(self) -> None:
         first, rank = self.first, self.first.ndim
         if rank == 0:
-            raise BadRequest(self.reads[0], str(first.layout), "one axis or more", "x[None] adds one")
+            raise BadRequest(self.reads[0], str(first.layout), "one axis or more", "x[None] adds an axis")
         check_int("axis", self.axis, -rank, rank - 1)
         same_as_first(self)
 
@@ -135,7 +135,7 @@ def four_axes(request: AlongAxisRequest) -> str:
         return reason
     _, others = axes_of(layouts, request.axis)
     if len(others) > MAX_OTHERS:
-        return f"needs at most {MAX_OTHERS} axes beside axis {request.axis} that do not merge, has {len(others)}"
+        return f"needs at most {MAX_OTHERS} axes other than axis {request.axis} that do not merge, has {len(others)}"
     return ""
 
 

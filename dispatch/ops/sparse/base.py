@@ -102,7 +102,7 @@ def check_added(request: Any, added: str) -> None:
 def check_vector(name: str, tensor: Tensor | None, extent: int, reason: str) -> None:
     """BadRequest unless an operand, if present, is a vector of so many elements."""
     if tensor is not None and tensor.shape != (extent,):
-        hint = "x[:, 0] is a column" if tensor.ndim == 2 else ""
+        hint = "x[:, 0] is a vector" if tensor.ndim == 2 else ""
         raise BadRequest(name, str(tensor.layout), f"{tensor.dtype}[{extent}], {reason}", hint)
 
 

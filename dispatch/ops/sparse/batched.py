@@ -45,7 +45,7 @@ def first_part(request: Any, name: str) -> Tensor:
     if part.ndim == axes:
         return part
     if part.ndim != axes + 1 or part.shape[0] != request.batch:
-        expected = f"a batch of {request.batch}, as {request.batch_operand} is, or one for all"
+        expected = f"a batch of {request.batch}, like {request.batch_operand}, or one matrix for all"
         raise BadRequest(name, str(part.layout), expected)
     return part[0]
 
@@ -91,14 +91,14 @@ class BatchedSpmmRequest(SpmmRequest):
 
     def check_fields(self) -> None:
         if self.b.ndim != BATCH or not self.b.shape[0]:
-            hint = "spmm takes one matrix" if self.b.ndim == len(("n", "k")) else ""
+            hint = "for one matrix use spmm" if self.b.ndim == len(("n", "k")) else ""
             raise BadRequest("b", str(self.b.layout), "(batch, n, k) of at least one matrix", hint)
         check_batch(self, tuple(SparseFormat))
         is_one = self.values.ndim == axes_of(self, "values")
         for name in ("rows", "columns"):
             part: Tensor = getattr(self, name)
             if is_one and part.ndim > 1:
-                wanted = "one for all, as values are, or values (batch, nnz)"
+                wanted = "one for all matrices, like values, or values (batch, nnz)"
                 raise BadRequest(name, str(part.layout), wanted)
         self.check_operands()
         self.check_factors()
@@ -106,7 +106,9 @@ class BatchedSpmmRequest(SpmmRequest):
     def check_operands(self) -> None:
         m, n = shape_of(self.form, self.trans)
         if self.b.shape[1] != n:
-            raise BadRequest("b", str(self.b.layout), f"{self.b.dtype}[{self.batch}, {n}, …], as op(A) is [{m}, {n}]")
+            raise BadRequest(
+                "b", str(self.b.layout), f"{self.b.dtype}[{self.batch}, {n}, …], because op(A) is [{m}, {n}]"
+            )
         wanted = (self.batch, m, self.b.shape[2])
         if self.c is not None and self.c.shape != wanted:
             raise BadRequest("c", str(self.c.layout), f"{self.c.dtype}{list(wanted)}, the shape of the result")
@@ -154,18 +156,18 @@ class BatchedSddmmRequest(SddmmRequest):
     def check_fields(self) -> None:
         first: Tensor = getattr(self, self.batch_operand)
         if first.ndim != BATCH or not first.shape[0]:
-            hint = "sddmm takes one matrix of each" if first.ndim == len(("k", "n")) else ""
+            hint = "for one matrix of each operand use sddmm" if first.ndim == len(("k", "n")) else ""
             wanted = "(batch, k, n) of at least one matrix, or such an a of (batch, m, k)"
             raise BadRequest(self.batch_operand, str(first.layout), wanted, hint)
         formats = (SparseFormat.CSR, SparseFormat.CSC, SparseFormat.COO)
-        check_batch(self, formats, "dispatch.sparse.tocsr makes one of BSR")
+        check_batch(self, formats, "dispatch.sparse.tocsr converts BSR")
         self.check_operands()
         self.check_factors()
 
     def check_operands(self) -> None:
         m, n = self.form.shape
-        self._check_batch("a", (m, None), f"as C is [{m}, {n}]")
-        self._check_batch("b", (self.a.shape[-1], n), f"as C is [{m}, {n}] and a {list(self.a.shape)}")
+        self._check_batch("a", (m, None), f"because C is [{m}, {n}]")
+        self._check_batch("b", (self.a.shape[-1], n), f"because C is [{m}, {n}] and a is {list(self.a.shape)}")
 
     def _check_batch(self, name: str, shape: tuple[int | None, int | None], reason: str) -> None:
         """BadRequest unless an operand is a matrix, or a batch of matrices, of these extents; None allows any."""

@@ -61,4 +61,4 @@ def dense_elements(request: Any) -> str:
     layout = request.layout_of("out")
     if not layout.size or layout.shape[-1] == 1 or layout.strides[-1] == 1:
         return ""
-    return f"needs out with the elements of each matrix one behind another, has {layout}: leave it open"
+    return f"needs out with the elements of each matrix contiguous, has {layout}: pass out=None"

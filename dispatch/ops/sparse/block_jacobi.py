@@ -61,7 +61,7 @@ class BlockJacobiRequest(SparseRequest["tuple[Tensor, Tensor]"]):
         check_int("block_size", self.block_size, 1, MOST_BLOCK)
         check_bool("absolute", self.absolute)
         if self.absolute and self.values.dtype.is_complex:
-            raise BadRequest("absolute", "True", f"False for {self.values.dtype}", "minres is for f32 and f64")
+            raise BadRequest("absolute", "True", f"False for {self.values.dtype}", "minres supports f32 and f64")
         if self.blocks > MOST_BLOCKS:
             raise BadRequest("block_size", str(self.block_size), f"at most {MOST_BLOCKS} blocks of {n} rows")
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["BlockJacobi", "block_jacobi"]
 
 NO_INVERSE = "block {number}, from row {row} on, has no inverse: it is singular, or not finite"
-HINT = "another block_size, or a matrix whose blocks are regular, such as A + c·I"
+HINT = "use another block_size, or a matrix whose blocks are regular, such as A + c·I"
 
 
 class BlockJacobi:
@@ -61,7 +61,7 @@ class BlockJacobi:
         return self
 
     def __repr__(self) -> str:
-        of_what = f"{self.inverses.shape[0]} of {self.block_size} rows"
+        of_what = f"{self.inverses.shape[0]} blocks of {self.block_size} rows"
         return f"BlockJacobi({of_what}{', absolute' if self.absolute else ''}, of {self.source!r})"
 
 
@@ -78,6 +78,8 @@ def block_jacobi(A: Any, block_size: int | None = None, *, absolute: bool = Fals
         high, wide = matrix.form.block
         if matrix.format is not SparseFormat.BSR or high != wide:
             wanted = f"the rows of a block, 1 to {MOST_BLOCK}, for {matrix!r}"
-            raise BadRequest("block_size", "None", wanted, "block_jacobi(A, 4); BSR of square blocks has them")
+            raise BadRequest(
+                "block_size", "None", wanted, "pass it, as in block_jacobi(A, 4), or pass BSR with square blocks"
+            )
         block_size = high
     return BlockJacobi(matrix, block_size, absolute=absolute, check=check)

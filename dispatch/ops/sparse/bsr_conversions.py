@@ -33,7 +33,7 @@ def check_block(name: str, given: object, shape: tuple[int, int]) -> tuple[int, 
         raise BadRequest(name, shown(given), "rows and columns of a block, such as (2, 2)")
     high, wide = (check_int(name, extent, 1, MAX_EXTENT) for extent in given)
     if shape[0] % high or shape[1] % wide:
-        hint = "fill the matrix up with zeros, or choose another block"
+        hint = "pad the matrix with zeros, or choose another block"
         raise BadRequest(name, shown(given), f"rows and columns that divide those of a matrix {list(shape)}", hint)
     return high, wide
 
@@ -42,9 +42,9 @@ def refuse_count(nnzb: int, found: int) -> None:
     """BadRequest if `csr2bsr_nnz` counts another number of blocks, or if rows are unsorted and there is no count."""
     if found < 0:
         hint = "dispatch.sparse.sort(a), or a.sort_indices() of SciPy or CuPy"
-        raise BadRequest("columns", f"{-found} unsorted elements", "sorted ones in each row", hint)
+        raise BadRequest("columns", f"{-found} unsorted elements", "sorted elements in each row", hint)
     if nnzb != found:
-        raise BadRequest("nnzb", str(nnzb), f"{found}, as csr2bsr_nnz counts them")
+        raise BadRequest("nnzb", str(nnzb), f"{found}, the number that csr2bsr_nnz counts")
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,7 @@ class BlockedRequest(SparseRequest[R_co]):
     def check_operands(self) -> None:
         kind = SparseFormat(self.form.format)  # type: ignore[arg-type]  # it is a member since it was checked
         if kind is not SparseFormat.CSR:
-            raise BadRequest("form.format", kind.name, "CSR", "dispatch.sparse.tocsr makes one")
+            raise BadRequest("form.format", kind.name, "CSR", "dispatch.sparse.tocsr converts to CSR")
         object.__setattr__(self, "block", check_block("block", self.block, self.form.shape))
 
     @property
@@ -158,12 +158,12 @@ class Bsr2csrRequest(SparseRequest["tuple[Tensor, Tensor, Tensor]"]):
     def check_operands(self) -> None:
         kind = SparseFormat(self.form.format)  # type: ignore[arg-type]  # it is a member since it was checked
         if kind is not SparseFormat.BSR:
-            raise BadRequest("form.format", kind.name, "BSR", "dispatch.sparse.tocsr takes any format")
+            raise BadRequest("form.format", kind.name, "BSR", "dispatch.sparse.tocsr accepts any format")
         counted = {"rows": (self.values.size, "elements"), "columns": (self.form.shape[1], "columns")}
         for name, (count, what) in counted.items():
             part: Tensor = getattr(self, name)
             if part.dtype is I32 and count + self.form.base > MAX_I32:
-                raise BadRequest(name, str(part.layout), f"i64, for there are {count} {what}", 'x.astype("i64")')
+                raise BadRequest(name, str(part.layout), f"i64, because there are {count} {what}", 'x.astype("i64")')
 
     def outputs(self) -> dict[str, Output]:
         count = self.values.size

@@ -18,4 +18,6 @@ def only_bsr(request: Any) -> str:
 def dense_blocks(request: Any) -> str:
     """Contiguous blocks of the result, each with contiguous rows."""
     layout = request.layout_of("out_values")
-    return "" if not layout.size or layout.is_contiguous else f"needs out_values dense, has {layout}: leave it open"
+    return (
+        "" if not layout.size or layout.is_contiguous else f"needs out_values dense, has {layout}: pass out_values=None"
+    )

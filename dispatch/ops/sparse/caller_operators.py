@@ -43,8 +43,10 @@ def compile_error(request: Any, error: NvrtcError) -> BadRequest | NvrtcError:
     place = name if is_spmv_op else f"semiring.{name}"
     message = f"{place}.code, of which line {number}, `{lines[number - 1].strip()}`, does not compile: {match.group(3)}"
     names = "row and x" if is_spmv_op else FOUND[name]
-    return BadRequest(place, message, f"CUDA C++ that returns a Number; it has {names}", _hint(request.values.dtype))
+    return BadRequest(
+        place, message, f"CUDA C++ that returns a Number; it can read {names}", _hint(request.values.dtype)
+    )
 
 
 def _hint(dtype: Dtype) -> str:
-    return "complex numbers have no < and no >" if dtype.is_complex else ""
+    return "complex numbers cannot be compared with < or >" if dtype.is_complex else ""

@@ -74,16 +74,18 @@ class SpmmOpRequest(SparseRequest["Tensor"]):
     def check_operands(self) -> None:
         only_csr(self)
         m, n = self.form.shape
-        check_matrix("b", self.b, (n, None), f"as A is [{m}, {n}]")
+        check_matrix("b", self.b, (n, None), f"because A is [{m}, {n}]")
         check_matrix("c", self.c, (m, self.b.shape[1]), "the shape of the result")
         check_added(self, "c")
         ring, is_complex = self.ring, self.values.dtype.is_complex
         if isinstance(ring.identity, complex) and not is_complex:
-            raise BadRequest("semiring.identity", str(ring.identity), f"a real number, as A is {self.values.dtype}")
+            raise BadRequest(
+                "semiring.identity", str(ring.identity), f"a real number, because A is {self.values.dtype}"
+            )
         if is_complex and ring.add in ORDERED:
-            hint = "give a Semiring of operators that take complex numbers"
+            hint = "pass a Semiring whose operators support complex numbers"
             given = next((name for name, one in NAMED_SEMIRINGS.items() if one == ring), shown(ring))
-            raise BadRequest("semiring", given, "plus_times, for complex numbers have no order", hint)
+            raise BadRequest("semiring", given, "plus_times, because complex numbers have no order", hint)
 
     def outputs(self) -> dict[str, Output]:
         return {"out": dense((self.form.shape[0], self.b.shape[1]), self.out_dtype)}
@@ -137,8 +139,8 @@ class SpmvOpRequest(ScaledSparseRequest):
     def check_operands(self) -> None:
         only_csr(self)
         m, n = self.form.shape
-        check_vector("x", self.x, n, f"as A is [{m}, {n}]")
-        check_vector("y", self.y, m, f"as A is [{m}, {n}]")
+        check_vector("x", self.x, n, f"because A is [{m}, {n}]")
+        check_vector("y", self.y, m, f"because A is [{m}, {n}]")
         check_added(self, "y")
         check_operator("epilogue", self.epilogue, may_be_none=True)
 
@@ -157,4 +159,6 @@ def only_csr(request: Any) -> None:
     """BadRequest for a matrix in another format than CSR."""
     kind = SparseFormat(request.form.format)
     if kind is not SparseFormat.CSR:
-        raise BadRequest("form.format", kind.name, f"CSR, the one format of {request.op}", "dispatch.sparse.tocsr(a)")
+        raise BadRequest(
+            "form.format", kind.name, f"CSR, the only format that {request.op} supports", "dispatch.sparse.tocsr(a)"
+        )

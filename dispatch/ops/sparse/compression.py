@@ -40,7 +40,7 @@ class DenseRequest(OperandRequest[R_co]):
 
     def check_fields(self) -> None:
         if self.a.ndim != 2:
-            raise BadRequest("a", str(self.a.layout), "a matrix, of two axes")
+            raise BadRequest("a", str(self.a.layout), "a matrix, with two axes")
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,7 +169,7 @@ class Csr2cooRequest(LinesRequest):
         super().check_fields()
         check_int("nnz", self.nnz, 0, 2**31 - 2)
         if not self.rows.size:
-            raise BadRequest("rows", str(self.rows.layout), "offsets: one more than there are rows")
+            raise BadRequest("rows", str(self.rows.layout), "offsets, one more than there are rows")
 
     def outputs(self) -> dict[str, Output]:
         return {"out": dense((self.nnz,), self.rows.dtype)}

@@ -255,7 +255,7 @@ class PlanMaker:
         installed = self.executor.versions.get("cusparse", version)
         if self.request.algorithm and installed < version:
             wanted, has = (".".join(map(str, one)) for one in (version, installed))
-            raise Refused(f"{self.request.algorithm.name} needs cuSPARSE {wanted}, has {has}: leave algorithm open")
+            raise Refused(f"{self.request.algorithm.name} needs cuSPARSE {wanted}, has {has}: pass algorithm=None")
 
     def multiply_sparse(self) -> Plan:
         """SpGEMM, or the number of its elements."""

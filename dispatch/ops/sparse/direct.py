@@ -109,7 +109,7 @@ class SpsolveRequest(SparseRequest["tuple[Tensor, Tensor]"]):
     def check_operands(self) -> None:
         n = self.check_square()
         if self.b.ndim not in (1, 2) or self.b.shape[0] != n or 0 in self.b.shape:
-            raise BadRequest("b", str(self.b.layout), f"{self.values.dtype}[{n}] or [{n}, …], as A is [{n}, {n}]")
+            raise BadRequest("b", str(self.b.layout), f"{self.values.dtype}[{n}] or [{n}, …], because A is [{n}, {n}]")
         self.check_choices()
 
     def check_square(self) -> int:
@@ -128,13 +128,15 @@ class SpsolveRequest(SparseRequest["tuple[Tensor, Tensor]"]):
             check_int("stamp", self.stamp, 0, MOST_STAMP)
         if self.device_memory is not None:
             if not self.is_hybrid:
-                wanted = "None where all factors are in the GPU's memory"
+                wanted = "None, because all factors are in the GPU's memory"
                 raise BadRequest("device_memory", str(self.device_memory), wanted, 'memory="hybrid"')
             check_int("device_memory", self.device_memory, 1, MOST_BYTES)
         if self.refinements is not None:
             check_int("refinements", self.refinements, 0, MOST_REFINEMENTS)
         if self.precision is not None and self.values.dtype not in (F64, C128):
-            raise BadRequest("precision", "F32", f"None for {self.values.dtype}", "only f64 and c128 have a lower one")
+            raise BadRequest(
+                "precision", "F32", f"None for {self.values.dtype}", "only f64 and c128 have a lower precision"
+            )
 
     def outputs(self) -> dict[str, Output]:
         lay = dense if self.b.ndim == 1 else by_columns
@@ -181,9 +183,9 @@ class BatchedSpsolveRequest(SpsolveRequest):
         object.__setattr__(self, "form", check_form("form", self.form))
         if self.form.format != SparseFormat.CSR:
             kind = SparseFormat(self.form.format)  # type: ignore[arg-type]  # it is a member since it was checked
-            raise BadRequest("form.format", kind.name, "CSR", "csr2csc makes one of CSC")
+            raise BadRequest("form.format", kind.name, "CSR", "csr2csc converts from CSC")
         if self.values.ndim != len(("batch", "nnz")) or not 0 < self.batch <= MOST_BATCH:
-            hint = "spsolve takes one matrix" if self.values.ndim == 1 else ""
+            hint = "for one matrix use spsolve" if self.values.ndim == 1 else ""
             raise BadRequest("values", str(self.values.layout), "(batch, nnz) of at least one matrix", hint)
         if self.values.size > 1 and not self.values.layout.is_contiguous:
             raise BadRequest("values", str(self.values.layout), "dense memory", "x.copy() makes it dense")
@@ -193,7 +195,9 @@ class BatchedSpsolveRequest(SpsolveRequest):
     def check_operands(self) -> None:
         n, shape = self.check_square(), self.b.shape
         if self.b.ndim not in (2, 3) or shape[:2] != (self.batch, n) or 0 in shape:
-            wanted = f"{self.values.dtype}[{self.batch}, {n}] or [{self.batch}, {n}, …], as values has {self.batch}"
+            wanted = (
+                f"{self.values.dtype}[{self.batch}, {n}] or [{self.batch}, {n}, …], because values has {self.batch}"
+            )
             raise BadRequest("b", str(self.b.layout), f"{wanted} matrices of [{n}, {n}]")
         self.check_choices()
 

@@ -25,8 +25,8 @@ __all__ = ["SparseLu", "factorized", "splu", "spsolve"]
 
 _stamps = count(1)
 BATCHED = len(("batch", "nnz"))  # axes
-NOT_POSITIVE = "the matrix is not positive definite (info {status})", 'assume_a="sym", "her" or "gen" takes it'
-SINGULAR = "the matrix is singular, or all but: pivots were too small (info {status})"
+NOT_POSITIVE = "the matrix is not positive definite (info {status})", 'use assume_a="sym", "her" or "gen"'
+SINGULAR = "the matrix is singular or nearly singular: pivots were too small (info {status})"
 
 
 def as_csr(a: Any) -> SparseTensor:
@@ -53,12 +53,12 @@ def batch_operands(a: Any, values: Any) -> tuple[SparseTensor, Tensor]:
     """A pattern in CSR, and the elements of a batch of matrices at its places; no conversion changes their order."""
     matrix, elements = as_sparse(a), as_tensor("values", values)
     if matrix.format is not SparseFormat.CSR:
-        raise BadRequest("A", repr(matrix), "a matrix in CSR, whose places `values` are for", "A.tocsr() before")
+        raise BadRequest("A", repr(matrix), "a matrix in CSR, whose pattern `values` has", "A.tocsr() before")
     if elements.dtype is not matrix.values.dtype or elements.ndim != BATCHED or elements.shape[1] != matrix.nnz:
-        wanted = f"{matrix.dtype}[batch, {matrix.nnz}], an element of each matrix for each place of A"
+        wanted = f"{matrix.dtype}[batch, {matrix.nnz}], with a value of each matrix for each element of A"
         raise BadRequest("values", str(elements.layout), wanted)
     if elements.device is not matrix.device:
-        raise BadRequest("values", f"a tensor on {elements.device!r}", f"one on {matrix.device!r}, as A is")
+        raise BadRequest("values", f"a tensor on {elements.device!r}", f"one on {matrix.device!r}, the device of A")
     return matrix, elements
 
 
@@ -71,7 +71,7 @@ def solve_list(matrices: Any, b: Any, choices: dict[str, Any]) -> tuple[list[Any
         if chosen is not value:
             wanted = f"{'device' if name == 'memory' else value} with a list of matrices"
             raise BadRequest(
-                name, shown(choice), wanted, "each matrix has its own elements" if name == "values" else ""
+                name, shown(choice), wanted, "each matrix of the list has its own values" if name == "values" else ""
             )
     systems = [csr_with_i32_indices(as_csr(a)) for a in matrices]
     values, rows, columns = ([getattr(a, name) for a in systems] for name in ("values", "rows", "columns"))
@@ -96,7 +96,7 @@ def checked_solution(results: tuple[Any, Any], check: bool, caller: str) -> Any:
     if failed := nonzero(on_host(info)):
         first = next(iter(failed.values()))
         unchecked = "splu(A, check=False)" if caller == "factorized" else "check=False"
-        singular = SINGULAR, f"{unchecked} gives what came out"
+        singular = SINGULAR, f"{unchecked} returns the result unchecked"
         raise LinAlgError(caller, failed, *(NOT_POSITIVE if first > 0 else singular))
     return x
 
@@ -202,15 +202,17 @@ class SparseLu:
         """
         old, new = self.values, as_tensor("values", values)
         if new.dtype is not old.dtype or new.shape != old.shape:
-            hint = f'x.astype("{old.dtype}")' if new.shape == old.shape else "splu(A) factorizes another pattern"
-            raise BadRequest("values", str(new.layout), f"{old.dtype}{list(old.shape)}, as the matrix has", hint)
+            hint = f'x.astype("{old.dtype}")' if new.shape == old.shape else "call splu(A) for another pattern"
+            raise BadRequest("values", str(new.layout), f"{old.dtype}{list(old.shape)}, as in the matrix", hint)
         if new.device is not old.device:
-            raise BadRequest("values", f"a tensor on {new.device!r}", f"one on {old.device!r}, as the matrix is")
+            raise BadRequest(
+                "values", f"a tensor on {new.device!r}", f"one on {old.device!r}, the device of the matrix"
+            )
         self._factorize(csr_values(self._columns, new), check, "SparseLu.refactorize")
         return self
 
     def __repr__(self) -> str:
-        batch = f", {self.values.shape[0]} of them" if self.values.ndim == BATCHED else ""
+        batch = f", batch of {self.values.shape[0]}" if self.values.ndim == BATCHED else ""
         return f"SparseLu({self.matrix!r}{batch})"
 
 

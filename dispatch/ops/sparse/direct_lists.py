@@ -170,7 +170,9 @@ class BatchedSpsolveListRequest(Request["tuple[Tensor, ...]"]):
         for name in operands:
             if name not in names:
                 raise BadRequest(
-                    name, "no operand of this request", "values[0], rows[0], b[0], out[0] and so on, or info"
+                    name,
+                    "a name that is not an operand of this request",
+                    "values[0], rows[0], b[0], out[0] and so on, or info",
                 )
         for name in LISTS:
             before = getattr(self, name) or (None,) * self.batch
@@ -193,7 +195,7 @@ class BatchedSpsolveListRequest(Request["tuple[Tensor, ...]"]):
         counts = {name: len(getattr(self, name)) for name in (*LISTS, "form") if getattr(self, name) is not None}
         if len(set(counts.values())) > 1 or not 0 < self.batch <= MOST_BATCH:
             listed = ", ".join(f"{count} of {name}" for name, count in counts.items())
-            raise BadRequest("values", listed, "as many of each, and one at least")
+            raise BadRequest("values", listed, "as many of each, and at least one")
         for name, tensor, _ in self.tensors():
             given: object = tensor
             if not isinstance(given, Tensor):
@@ -202,7 +204,7 @@ class BatchedSpsolveListRequest(Request["tuple[Tensor, ...]"]):
         home.check(*(tensor for _, tensor, _ in self.tensors()))
         for name, tensor, _ in self.tensors():
             if tensor.device is not home:
-                raise BadRequest(name, f"a tensor on {tensor.device!r}", f"one on {home!r}, as values[0] is")
+                raise BadRequest(name, f"a tensor on {tensor.device!r}", f"one on {home!r}, the device of values[0]")
 
     def _check_systems(self) -> None:
         """BadRequest unless each matrix is square, in CSR and of one dtype and base, and its right-hand side fits."""
@@ -211,12 +213,14 @@ class BatchedSpsolveListRequest(Request["tuple[Tensor, ...]"]):
         for number, form in enumerate(forms):
             kind = SparseFormat(form.format)  # type: ignore[arg-type]  # it is a member since it was checked
             if kind is not SparseFormat.CSR:
-                raise BadRequest(f"form[{number}].format", kind.name, "CSR", "csr2csc makes one of CSC")
+                raise BadRequest(f"form[{number}].format", kind.name, "CSR", "csr2csc converts from CSC")
             m, n = form.shape
             if m != n or not n:
                 raise BadRequest(f"form[{number}].shape", f"({m}, {n})", "a square matrix of at least one row")
             if form.base != forms[0].base:
-                raise BadRequest(f"form[{number}].base", str(form.base), f"{forms[0].base}, as the first one has")
+                raise BadRequest(
+                    f"form[{number}].base", str(form.base), f"{forms[0].base}, the base of the first matrix"
+                )
             self._check_system(number, form, n)
 
     def _check_system(self, number: int, form: SparseForm, n: int) -> None:
@@ -228,10 +232,10 @@ class BatchedSpsolveListRequest(Request["tuple[Tensor, ...]"]):
         for name, tensor in ((f"values[{number}]", self.values[number]), (f"b[{number}]", b)):
             if tensor.dtype is not self.dtype:
                 raise BadRequest(
-                    name, str(tensor.layout), f"{self.dtype}, as values[0] is", f'x.astype("{self.dtype}")'
+                    name, str(tensor.layout), f"{self.dtype}, the dtype of values[0]", f'x.astype("{self.dtype}")'
                 )
         if b.ndim not in (1, 2) or b.shape[0] != n or 0 in b.shape:
-            wanted = f"{self.dtype}[{n}] or [{n}, …], as A[{number}] is [{n}, {n}]"
+            wanted = f"{self.dtype}[{n}] or [{n}, …], because A[{number}] is [{n}, {n}]"
             raise BadRequest(f"b[{number}]", str(b.layout), wanted)
 
     def _check_choices(self) -> None:
@@ -275,5 +279,5 @@ def _check_overlap(uses: tuple[Use, ...]) -> None:
 def _as_tuple(name: str, given: object) -> tuple[Any, ...]:
     """A list as a tuple; BadRequest for anything else."""
     if not isinstance(given, (tuple, list)) or hasattr(given, "_fields"):
-        raise BadRequest(name, shown(given), "a list, with one for each matrix", "spsolve takes one matrix")
+        raise BadRequest(name, shown(given), "a list with one item for each matrix", "for one matrix use spsolve")
     return tuple(given)

@@ -113,8 +113,8 @@ class SellMvRequest(EllRequest):
         self.check_part("columns", (size,))
         self.check_part("offsets", (-(-self.m // self.slice_size) + 1,))
         if self.x.ndim != 1:
-            raise BadRequest("x", str(self.x.layout), f"a vector of {self.values.dtype}", "x[:, 0] is a column")
-        check_vector("y", self.y, self.m, f"as A has {self.m} rows")
+            raise BadRequest("x", str(self.x.layout), f"a vector of {self.values.dtype}", "x[:, 0] is a vector")
+        check_vector("y", self.y, self.m, f"because A has {self.m} rows")
 
     def outputs(self) -> dict[str, Output]:
         return {"out": dense((self.m,), self.out_dtype)}
@@ -155,10 +155,10 @@ class BlockedEllMmRequest(EllRequest):
         (m, width), (high, wide) = self.values.shape, self.columns.shape
         if not high or not wide or m % high or width % wide or m // high != width // wide or not m or not width:
             actual = f"{list(self.columns.shape)} blocks in {list(self.values.shape)} values"
-            raise BadRequest("columns", actual, "square blocks, as many as values has")
-        check_matrix("b", self.b, (None, None), "the rows of which are A's columns")
+            raise BadRequest("columns", actual, "square blocks, as many as in values")
+        check_matrix("b", self.b, (None, None), "as many rows as A has columns")
         if self.b.shape[0] % self.block:
-            raise BadRequest("b", str(self.b.layout), f"whole blocks of {self.block} rows", "fill it up with zeros")
+            raise BadRequest("b", str(self.b.layout), f"whole blocks of {self.block} rows", "pad it with zeros")
         check_matrix("c", self.c, (m, self.b.shape[1]), "the shape of the result")
 
     def outputs(self) -> dict[str, Output]:

@@ -64,11 +64,11 @@ class SlicedEllMatrix(NamedTuple):
 
     def __rmatmul__(self, x: Any) -> NoReturn:
         raise TypeError(
-            f"sliced ELL is no right side of @ for a {type(x).__name__}: tosell of the transposed matrix @ x"
+            f"sliced ELL cannot be the right operand of @ for a {type(x).__name__}: use tosell(transpose) @ x"
         )
 
     def __array__(self, *_given: Any, **_choices: Any) -> NoReturn:
-        raise TypeError("a SlicedEllMatrix is no array of NumPy's: it is multiplied, a @ x")
+        raise TypeError("a SlicedEllMatrix cannot be converted to a NumPy array: use a @ x")
 
 
 class BlockedEllMatrix(NamedTuple):
@@ -85,11 +85,11 @@ class BlockedEllMatrix(NamedTuple):
 
     def __rmatmul__(self, b: Any) -> NoReturn:
         raise TypeError(
-            f"blocked ELL is no right side of @ for a {type(b).__name__}: toblocked_ell of the transpose @ b.T"
+            f"blocked ELL cannot be the right operand of @ for a {type(b).__name__}: use toblocked_ell(transpose) @ b.T"
         )
 
     def __array__(self, *_given: Any, **_choices: Any) -> NoReturn:
-        raise TypeError("a BlockedEllMatrix is no array of NumPy's: it is multiplied, a @ b")
+        raise TypeError("a BlockedEllMatrix cannot be converted to a NumPy array: use a @ b")
 
 
 # NumPy's operators defer to theirs; the body of a named tuple takes no such attribute.
@@ -128,7 +128,7 @@ def toblocked_ell(matrix: Any, *, block: int = 16, device: Device | str | None =
         raise BadRequest("block", str(block), "a power of 2")
     elements, home = elements_of(matrix, device)
     if any(extent % block or not extent for extent in elements.shape):
-        raise BadRequest("matrix", f"shape {elements.shape}", f"whole blocks of {block}", "fill it up with zeros")
+        raise BadRequest("matrix", f"shape {elements.shape}", f"whole blocks of {block}", "pad it with zeros")
     values, columns = blocks_of(elements, block, np.int32)
     return BlockedEllMatrix(home.array(values), home.array(columns), elements.shape, block)
 
@@ -144,7 +144,7 @@ def elements_of(matrix: Any, device: Device | str | None = None) -> tuple[Elemen
         return elements_of_sparse(matrix), matrix.device if named is None else named
     dense = as_tensor("matrix", np.asarray(matrix) if isinstance(matrix, (list, tuple)) else matrix)
     if dense.ndim != 2:
-        raise BadRequest("matrix", f"shape {dense.shape}", "a matrix, of two axes")
+        raise BadRequest("matrix", f"shape {dense.shape}", "a matrix, with two axes")
     return elements_of_dense(dense.numpy()), dense.device if named is None else named
 
 

@@ -31,12 +31,16 @@ def by_slices(request: Any, work: np.dtype[Any]) -> Array:
     values, columns = numbers(request.values, work), np.asarray(request.columns).astype(np.int64)
     ends, s = np.asarray(request.offsets).astype(np.int64), request.slice_size
     if ends[0] or ends[-1] != len(values) or (np.diff(ends) < 0).any() or (np.diff(ends) % s).any():
-        raise BadRequest("offsets", "ends that fall, or are none of whole slices", f"those of {len(values)} elements")
+        raise BadRequest(
+            "offsets",
+            "decreasing ends, or ends that are not those of whole slices",
+            f"the ends of {len(values)} elements",
+        )
     place = np.arange(len(values)) - np.repeat(ends[:-1], np.diff(ends))
     row = np.repeat(np.arange(len(ends) - 1), np.diff(ends)) * s + place % s
     there = check_columns(columns, request.x.shape[0])
     if (row[there] >= request.m).any():
-        raise BadRequest("columns", "elements behind the last row", "-1 there")
+        raise BadRequest("columns", "elements after the last row", "-1 there")
     sums = np.zeros(request.m, values.dtype)
     np.add.at(sums, row[there], values[there] * numbers(request.x, work)[columns[there]])
     return sums

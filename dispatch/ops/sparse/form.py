@@ -86,7 +86,7 @@ def shape_of(form: SparseForm, trans: Operation | str) -> tuple[int, int]:
 def check_form(name: str, given: object) -> SparseForm:
     """A form with valid fields; BadRequest for any other."""
     if not isinstance(given, SparseForm):
-        hint = "a SparseTensor a unpacks into all four: spmm(*a, b)"
+        hint = "pass a SparseTensor as *a, which is all four arguments: spmm(*a, b)"
         raise BadRequest(name, shown(given), "a SparseForm", hint)
     kind: Any = given.format
     kind_member = SparseFormat.named(kind) if isinstance(kind, str) else kind
@@ -103,9 +103,9 @@ def check_form(name: str, given: object) -> SparseForm:
     if given.pattern is not None:
         check_int(f"{name}.pattern", given.pattern, 0, MAX_EXTENT)
     if kind_member is not SparseFormat.BSR and pairs["block"] != (1, 1):
-        raise BadRequest(f"{name}.block", shown(given.block), f"(1, 1), for {kind_member.name} has no blocks")
+        raise BadRequest(f"{name}.block", shown(given.block), f"(1, 1), because {kind_member.name} has no blocks")
     if any(extent % step for extent, step in zip(pairs["shape"], pairs["block"], strict=True)):
-        hint = "fill the matrix up with zeros"
+        hint = "pad the matrix with zeros"
         raise BadRequest(f"{name}.shape", shown(given.shape), f"whole blocks of {pairs['block']}", hint)
     (m, n), (high, wide) = pairs["shape"], pairs["block"]
     return given._replace(format=kind_member, shape=(m, n), block=(high, wide), base=int(given.base))
@@ -130,7 +130,9 @@ def check_parts(form: SparseForm, tensors: Operands, prefix: str = "") -> None:
     narrow = rows.dtype is I32 and columns.dtype is I32
     most = np.iinfo(np.int32).max
     if narrow and max(m // high, n // wide, count) + form.base > most:
-        raise BadRequest(f"{prefix}rows", str(rows.layout), "i64, for indices go beyond 31 bits", 'x.astype("i64")')
+        raise BadRequest(
+            f"{prefix}rows", str(rows.layout), "i64, because indices need more than 31 bits", 'x.astype("i64")'
+        )
 
 
 def _check_part(form: SparseForm, name: str, tensor: Tensor, shape: Shape, *, is_index: bool) -> None:
@@ -139,7 +141,7 @@ def _check_part(form: SparseForm, name: str, tensor: Tensor, shape: Shape, *, is
         raise BadRequest(name, str(tensor.layout), f"i32 or i64{list(shape)}{of_matrix}", 'x.astype("i32")')
     if tensor.shape != shape:
         is_batch = name == "values" and tensor.ndim == len(shape) + 1
-        hint = "a batch of elements is the values= of spmm, sddmm, spsolve and splu, beside one matrix"
+        hint = "pass a batch of values as values= of spmm, sddmm, spsolve or splu, with one matrix"
         raise BadRequest(name, str(tensor.layout), f"{tensor.dtype}{list(shape)}{of_matrix}", hint if is_batch else "")
     if tensor.layout.size > 1 and not tensor.layout.is_contiguous:
         raise BadRequest(name, str(tensor.layout), f"dense memory{of_matrix}", "x.copy() makes it dense")

@@ -102,8 +102,8 @@ def with_i32_indices(a: SparseTensor) -> SparseTensor:
     if a.rows.dtype is I32 and a.columns.dtype is I32:
         return a
     if max(*a.shape, a.nnz) + a.form.base > MAX_I32:
-        expected = f"at most {MAX_I32} rows, columns and elements, which indices of i32 count"
-        raise BadRequest("a", repr(a), expected, "convert it before: a.tocsr() of SciPy or CuPy")
+        expected = f"at most {MAX_I32} rows, columns and elements, the range of i32 indices"
+        raise BadRequest("a", repr(a), expected, "convert it first: a.tocsr() of SciPy or CuPy")
     return SparseTensor(a.values, _as_i32("rows", a.rows), _as_i32("columns", a.columns), a.form)
 
 
@@ -113,7 +113,7 @@ def _as_i32(name: str, part: Tensor) -> Tensor:
         return part
     wide = part.numpy()
     if wide.size and not 0 <= wide.min() <= wide.max() <= MAX_I32:
-        raise BadRequest(name, f"indices from {wide.min()} to {wide.max()}", f"those from 0 to {MAX_I32}")
+        raise BadRequest(name, f"indices from {wide.min()} to {wide.max()}", f"indices from 0 to {MAX_I32}")
     return part.device.array(wide.astype(np.int32))
 
 

@@ -40,7 +40,7 @@ class IncompleteRequest(SparseRequest["tuple[Tensor, Tensor]"]):
     def check_operands(self) -> None:
         kind = SparseFormat(self.form.format)  # type: ignore[arg-type]  # it is a member since it was checked
         if kind is not SparseFormat.CSR:
-            hint = "csr2csc makes one of CSC" if kind is SparseFormat.CSC else ""
+            hint = "csr2csc converts from CSC" if kind is SparseFormat.CSC else ""
             raise BadRequest("form.format", kind.name, "CSR", hint)
         m, n = self.form.shape
         if m != n or not n:

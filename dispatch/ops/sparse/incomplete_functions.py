@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 __all__ = ["IncompleteFactors", "ic0", "ilu0"]
 
-NO_PIVOT = "the pivot of row {row} is {what}, or has no place", "add to the diagonal, or store its zeros"
+NO_PIVOT = (
+    "the pivot of row {row} is {what}, or is not stored",
+    "add to the diagonal, or store its zeros explicitly",
+)
 
 
 class IncompleteFactors:

@@ -27,7 +27,7 @@ def factored(request: Any, work: np.dtype[Any], eliminate: Callable[..., int]) -
     *_, unsorted, doubled = flaws(request.form, np.asarray(request.rows), np.asarray(request.columns)).tolist()
     if unsorted or doubled:
         counts = f"{unsorted} unsorted elements and {doubled} that are stored twice"
-        raise BadRequest("columns", counts, "each place once, sorted in each row", "dispatch.sparse.sort sorts")
+        raise BadRequest("columns", counts, "each element once, sorted in each row", "dispatch.sparse.sort sorts")
     ends = np.asarray(request.rows).astype(np.int64) - base
     lines = [slice(begin, end) for begin, end in pairwise(ends.tolist())]
     places = [dict(zip(columns[line].tolist(), range(line.start, line.stop), strict=True)) for line in lines]

@@ -97,7 +97,7 @@ class KrylovRequest(SparseRequest["tuple[Tensor, Tensor, Tensor, Tensor]"]):
         if m != n or not n:
             raise BadRequest("form.shape", f"({m}, {n})", "a square matrix of at least one row")
         for name in ("b", "x0"):
-            check_vector(name, getattr(self, name), n, f"as A is [{n}, {n}]")
+            check_vector(name, getattr(self, name), n, f"because A is [{n}, {n}]")
         for name in ("rtol", "atol"):
             check_number(name, getattr(self, name), low=0.0)
         check_algorithm(self.form.format, self.algorithm)
@@ -109,9 +109,9 @@ class KrylovRequest(SparseRequest["tuple[Tensor, Tensor, Tensor, Tensor]"]):
         if self.is_blocked:
             self.check_blocks()
             return
-        check_vector("M", self.M, n, f"as A is [{n}, {n}]")
+        check_vector("M", self.M, n, f"because A is [{n}, {n}]")
         if self.M is not None and self.preconditioner is not Preconditioner.NONE:
-            raise BadRequest("M", str(self.M.layout), "None with a preconditioner that is made of A")
+            raise BadRequest("M", str(self.M.layout), "None, because this preconditioner is computed from A")
 
     @property
     def is_factored(self) -> bool:
@@ -131,26 +131,26 @@ class KrylovRequest(SparseRequest["tuple[Tensor, Tensor, Tensor, Tensor]"]):
     def check_blocks(self) -> None:
         """BadRequest unless M has square blocks that cover the rows of A."""
         if self.M is None:
-            raise BadRequest("M", "None", "the inverses that the request block_jacobi gives of A and a block_size")
+            raise BadRequest("M", "None", "the inverses that the request block_jacobi returns for A and a block_size")
         n, shape = self.form.shape[0], self.M.shape
         size = shape[-1] if len(shape) == len(("block", "row", "column")) else 0
         if not 0 < size <= MOST_BLOCK or shape != (-(-n // size), size, size):
             wanted = (
-                f"{self.values.dtype}[blocks, size, size] of as many blocks as {n} rows have, size 1 to {MOST_BLOCK}"
+                f"{self.values.dtype}[blocks, size, size] with as many blocks as {n} rows need, size 1 to {MOST_BLOCK}"
             )
-            raise BadRequest("M", str(self.M.layout), wanted, "block_jacobi(A, size) makes them")
+            raise BadRequest("M", str(self.M.layout), wanted, "block_jacobi(A, size) computes them")
 
     def check_factors(self) -> None:
         """BadRequest unless M has one element of the factors for each of A's, and A is in CSR with a `pattern`."""
         name = getattr(self.preconditioner, "name", "").lower()
         if self.M is None:
-            raise BadRequest("M", "None", f"the factors that the request {name} gives, for preconditioner={name!r}")
+            raise BadRequest("M", "None", f"the factors that the request {name} returns, for preconditioner={name!r}")
         nnz = self.values.shape[0]
         if SparseFormat(self.form.format) is not SparseFormat.CSR:  # type: ignore[arg-type]  # it is a member by now
             raise BadRequest("form.format", str(self.form.format), f"CSR, with preconditioner={name!r}", "a.tocsr()")
-        check_vector("M", self.M, nnz, f"a factor's element for each of A's {nnz}")
+        check_vector("M", self.M, nnz, f"a value of the factors for each of the {nnz} elements of A")
         if self.form.pattern is None:
-            hint = "a.fixed() promises that the pattern stays"
+            hint = "a.fixed() promises that the pattern does not change"
             raise BadRequest("form.pattern", "None", f"a number, with preconditioner={name!r}", hint)
 
     @property
@@ -197,7 +197,7 @@ class MinresRequest(KrylovRequest):
     def check_factors(self) -> None:
         shown_name = getattr(self.preconditioner, "name", "").lower()
         wanted = "none, jacobi, block_jacobi or a diagonal M with minres"
-        raise BadRequest("preconditioner", shown_name, wanted, "cg takes factors")
+        raise BadRequest("preconditioner", shown_name, wanted, "cg supports incomplete factors")
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,14 +27,14 @@ PATTERN_RULES = (
 def one_pattern(request: Any) -> str:
     """Matrices with elements at the same places, dense operands, and factors on the GPU in their own precision."""
     if isinstance(request, BatchedSpsolveListRequest):
-        return "needs values (batch, nnz) at the places of one matrix, has lists of matrices"
+        return "needs values (batch, nnz) for the pattern of one matrix, has lists of matrices"
     return next((reason for rule in PATTERN_RULES if (reason := rule(request))), "")
 
 
 def lists(request: Any) -> str:
     """Lists of matrices with elements, indices and counts of 32 bits, and dense results."""
     if not isinstance(request, BatchedSpsolveListRequest):
-        return "needs lists of matrices, has values (batch, nnz) at the places of one"
+        return "needs lists of matrices, has values (batch, nnz) for the pattern of one matrix"
     return next((reason for rule in LIST_RULES if (reason := rule(request))), "")
 
 
@@ -73,7 +73,7 @@ def direct_operands(request: BatchedSpsolveListRequest) -> str:
             return f"needs matrices with elements, has none in values[{number}]"
         out = request.layout_of("out", number)
         if not is_packed(out):
-            return f"needs out[{number}] with its columns one behind another, has {out}: leave it open"
+            return f"needs out[{number}] with contiguous columns, has {out}: pass out=None"
     return ""
 
 
@@ -82,7 +82,7 @@ def dense_statuses(request: BatchedSpsolveListRequest) -> str:
     info = request.info
     if info is None or info.layout.strides[0] == 1 or info.shape[0] == 1:
         return ""
-    return f"needs info dense, has {info.layout}: leave it open"
+    return f"needs info dense, has {info.layout}: pass info=None"
 
 
 def is_packed(layout: Layout) -> bool:

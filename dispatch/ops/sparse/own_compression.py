@@ -160,4 +160,4 @@ class CompressionPlan(Plan):
 def check_nnz(nnz: int, found: int) -> None:
     """BadRequest unless the number of elements is the expected one."""
     if nnz != found:
-        raise BadRequest("nnz", str(nnz), f"{found}, as dense_nnz counts them")
+        raise BadRequest("nnz", str(nnz), f"{found}, the number that dense_nnz counts")

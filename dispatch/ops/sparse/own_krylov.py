@@ -238,7 +238,7 @@ class KrylovPlan(Plan):
         repeated = LoopBody(self.row, self._executor, self._multiply, tuple(step for step in steps if step is not None))
         body = self._executor.recorded(repeated, addresses)
         if body is None:
-            raise WorkerFailed("the recording of an iteration is ended by others again and again")
+            raise WorkerFailed("the recording of an iteration is invalidated repeatedly by calls of other libraries")
         first, last = self._outer_launches(arguments)
         return WhileGraph(self._executor.device, first, body, last, base), factors
 

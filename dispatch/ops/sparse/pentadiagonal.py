@@ -54,11 +54,16 @@ class GpsvRequest(OperandRequest["Tensor"]):
         d = self.d
         if d.ndim != 2 or d.shape[0] < LEAST:
             hint = "x[:, None] is a batch of one" if d.ndim == 1 else ""
-            raise BadRequest("d", str(d.layout), f"(n, batch), of {LEAST} unknowns or more", hint)
+            raise BadRequest("d", str(d.layout), f"(n, batch), with at least {LEAST} unknowns", hint)
         for name in self.reads:
             tensor: Tensor = getattr(self, name)
             if tensor.shape != d.shape:
-                raise BadRequest(name, str(tensor.layout), f"{d.dtype}{list(d.shape)}, as d is", "0 beside the matrix")
+                raise BadRequest(
+                    name,
+                    str(tensor.layout),
+                    f"{d.dtype}{list(d.shape)}, like d",
+                    "set elements outside of the matrix to 0",
+                )
 
     def outputs(self) -> dict[str, Output]:
         return {"out": dense(self.b.shape, self.b.dtype)}

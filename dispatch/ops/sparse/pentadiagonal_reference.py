@@ -27,7 +27,7 @@ def diagonals(request: Any, work: np.dtype[Any]) -> dict[str, Array]:
         outside = band[:-off] if off < 0 else band[len(band) - off :]
         if outside.any():
             raise BadRequest(
-                name, "an element beside the matrix", f"0 in its {'first' if off < 0 else 'last'} {abs(off)}"
+                name, "an element outside of the matrix", f"0 in its {'first' if off < 0 else 'last'} {abs(off)}"
             )
         parts[name] = values(band, work)
     return parts

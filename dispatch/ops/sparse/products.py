@@ -81,8 +81,8 @@ class SparseMvRequest(ProductRequest):
 
     def check_operands(self) -> None:
         long, short = shape_of(self.form, self.trans)
-        check_vector("x", self.x, short, f"as op(A) is [{long}, {short}]")
-        check_vector("y", self.y, long, f"as op(A) is [{long}, {short}]")
+        check_vector("x", self.x, short, f"because op(A) is [{long}, {short}]")
+        check_vector("y", self.y, long, f"because op(A) is [{long}, {short}]")
         check_added(self, self.added)
         check_algorithm(self.form.format, self.algorithm)
 
@@ -126,7 +126,7 @@ class SpmmRequest(ProductRequest):
 
     def check_operands(self) -> None:
         m, n = shape_of(self.form, self.trans)
-        check_matrix("b", self.b, (n, None), f"as op(A) is [{m}, {n}]")
+        check_matrix("b", self.b, (n, None), f"because op(A) is [{m}, {n}]")
         check_matrix("c", self.c, (m, self.b.shape[1]), "the shape of the result")
         check_added(self, self.added)
         check_algorithm(self.form.format, self.algorithm)
@@ -174,8 +174,8 @@ class SddmmRequest(ScaledSparseRequest):
 
     def check_operands(self) -> None:
         m, n = self.form.shape
-        check_matrix("a", self.a, (m, None), f"as C is [{m}, {n}]")
-        check_matrix("b", self.b, (self.a.shape[1], n), f"as C is [{m}, {n}] and a {list(self.a.shape)}")
+        check_matrix("a", self.a, (m, None), f"because C is [{m}, {n}]")
+        check_matrix("b", self.b, (self.a.shape[1], n), f"because C is [{m}, {n}] and a is {list(self.a.shape)}")
 
     def outputs(self) -> dict[str, Output]:
         return {"out": dense(self.values.shape, self.values.dtype)}
@@ -188,4 +188,4 @@ def check_algorithm(kind: SparseFormat | str, algorithm: SpmvAlgorithm | SpmmAlg
     if name and name != "DEFAULT" and name.partition("_")[0] != form.name:
         if form is SparseFormat.CSC and name.startswith("CSR"):
             return  # CSC is the transpose of CSR
-        raise BadRequest("algorithm", name, f"DEFAULT, or one of {form.name}, the format of A")
+        raise BadRequest("algorithm", name, f"DEFAULT, or an algorithm for {form.name}, the format of A")

@@ -45,7 +45,9 @@ class PruneRequest(DenseRequest[R_co]):
         super().check_fields()
         names = [name for name in ("threshold", "percentage") if getattr(self, name) is not None]
         if len(names) != 1:
-            raise BadRequest("threshold", shown(self.threshold), "either it or a percentage", "threshold=0.01")
+            raise BadRequest(
+                "threshold", shown(self.threshold), "pass either a threshold or a percentage", "threshold=0.01"
+            )
         check_number(names[0], getattr(self, names[0]), low=0.0, high=ALL if names == ["percentage"] else MAX_FLOAT)
 
 

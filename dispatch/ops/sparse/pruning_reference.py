@@ -42,7 +42,7 @@ def pruned(request: Any, work: np.dtype[Any]) -> Results:
     a, row_and_column = np.asarray(request.a), np.nonzero(kept_mask(request))
     row, column = row_and_column
     if len(row) != request.nnz:
-        raise BadRequest("nnz", str(request.nnz), f"{len(row)}, as prune_nnz counts them")
+        raise BadRequest("nnz", str(request.nnz), f"{len(row)}, the number that prune_nnz counts")
     ends = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=a.shape[0]))])
     return {"out_values": a[row, column], "out_rows": ends, "out_columns": column}
 

@@ -153,7 +153,7 @@ def multiplied(request: Any, work: np.dtype[Any]) -> Results:
     """The product of two sparse matrices, sorted; BadRequest unless the number of elements is the expected one."""
     product = product_of_patterns(request, work)
     if product.nnz != request.nnz:
-        raise BadRequest("nnz", str(request.nnz), f"{product.nnz}, as spgemm_nnz counts them")
+        raise BadRequest("nnz", str(request.nnz), f"{product.nnz}, the number that spgemm_nnz counts")
     values = np.asarray(product.data * product.dtype.type(request.alpha))
     return {
         "out_values": values,
@@ -242,7 +242,7 @@ def compressed(request: Any, work: np.dtype[Any]) -> Results:
     by_columns = request.format == SparseFormat.CSC
     major, minor = np.nonzero(a.T if by_columns else a)
     if len(major) != request.nnz:
-        raise BadRequest("nnz", str(request.nnz), f"{len(major)}, as dense_nnz counts them")
+        raise BadRequest("nnz", str(request.nnz), f"{len(major)}, the number that dense_nnz counts")
     row, column = (minor, major) if by_columns else (major, minor)
     outputs = {"out_values": a[row, column], "out_rows": row, "out_columns": column}
     if request.format != SparseFormat.COO:
@@ -256,7 +256,7 @@ def to_offsets(request: Any, work: np.dtype[Any]) -> Results:
     del work
     rows = np.asarray(request.rows).astype(np.int64) - request.base
     if (np.diff(rows) < 0).any() or (rows < 0).any() or (rows >= request.m).any():
-        raise BadRequest("rows", "rows that fall, or are none of the matrix", f"sorted ones of {request.m}")
+        raise BadRequest("rows", "unsorted rows, or rows outside of the matrix", f"sorted rows below {request.m}")
     return {"out": np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=request.m))]) + request.base}
 
 
@@ -265,7 +265,7 @@ def to_rows(request: Any, work: np.dtype[Any]) -> Results:
     del work
     ends = np.asarray(request.rows).astype(np.int64) - request.base
     if (np.diff(ends) < 0).any() or ends[0] != 0 or ends[-1] != request.nnz:
-        raise BadRequest("rows", "offsets that fall, or lead elsewhere", f"those of {request.nnz} elements")
+        raise BadRequest("rows", "decreasing offsets, or a wrong last offset", f"the offsets of {request.nnz} elements")
     return {"out": np.repeat(np.arange(len(ends) - 1), np.diff(ends)) + request.base}
 
 
@@ -274,7 +274,7 @@ def vector_indices(request: Any) -> Array:
     places: Array = np.asarray(request.indices).astype(np.int64) - request.base
     if ((places < 0) | (places >= request.y.size)).any():
         wrong = int(((places < 0) | (places >= request.y.size)).sum())
-        raise BadRequest("indices", f"{wrong} beyond the vector", f"those of {request.y.size} elements")
+        raise BadRequest("indices", f"{wrong} beyond the vector", f"indices of {request.y.size} elements")
     return places
 
 

@@ -179,10 +179,10 @@ def dense_batch_orders(request: Any) -> str:
             wanted = f"each matrix of {name} row-major or column-major, with adjacent elements in each line"
             return f"needs {wanted}, has {layout}: copy it"
         if layout.shape[0] > 1 and layout.strides[0] * layout.dtype.itemsize < one.high - one.low:
-            return f"needs the matrices of {name} one behind another, has {layout}: copy it"
+            return f"needs the matrices of {name} contiguous, has {layout}: copy it"
     if nnz_of(request) or not request.reads_added:
         return ""
-    return "needs matrices with elements where something is added, has none"
+    return "needs matrices with elements if an operand is added, has none"
 
 
 def dense_results(request: Any) -> str:
@@ -190,7 +190,7 @@ def dense_results(request: Any) -> str:
     for name in request.writes:
         layout = request.layout_of(name)
         if len(layout.shape) == 1 and layout.size > 1 and layout.strides[0] != 1:
-            return f"needs {name} dense, has {layout}: leave it open"
+            return f"needs {name} dense, has {layout}: pass {name}=None"
     return ""
 
 
@@ -208,20 +208,20 @@ def elements_where_needed(request: Any) -> str:
     """A matrix with elements, if the result would be more than zeros without any."""
     if request.values.shape[0] and getattr(request, "b_values", request.values).shape[0]:
         empty = request.op == "sddmm" and not request.a.shape[1]
-        return "needs beta 0 where a has no column" if empty and request.reads_added else ""
+        return "needs beta 0 if a has no columns" if empty and request.reads_added else ""
     if request.op in ("spsv", "spsm"):
         return "needs a matrix with elements, has none"
     if request.op in ("spgemm", "csr2csc") and request.form.base:
-        return "needs base 0 where a matrix has no elements, has 1"
+        return "needs base 0 if a matrix has no elements, has 1"
     adds = request.op in ("sparse_mv", "spmm") and request.reads_added
-    return "needs a matrix with elements where something is added, has none" if adds else ""
+    return "needs a matrix with elements if an operand is added, has none" if adds else ""
 
 
 def spgemm_reuse(request: Any) -> str:
     """Fixed patterns of i32 indices from 0 on for SpGEMMreuse's algorithms, which only multiply and do not count."""
     if request.algorithm not in REUSE_ALGORITHMS or getattr(request, "reuses", False):
         return ""
-    return f"needs spgemm, and fixed patterns of i32 indices from 0 on, with {request.algorithm.name}: a.fixed()"
+    return f"needs spgemm of fixed patterns with i32 indices and base 0 for {request.algorithm.name}: pass a.fixed()"
 
 
 def same_index_dtype(request: Any) -> str:
@@ -255,7 +255,7 @@ def i32_count(request: Any) -> str:
 def base_zero_if_empty(request: Any) -> str:
     """Base 0 if there are no elements, because offsets are zeros then."""
     count = request.rows.size if request.op == "coo2csr" else request.nnz
-    return "" if count or not request.base else "needs base 0 where there are no elements, has 1"
+    return "" if count or not request.base else "needs base 0 if there are no elements, has 1"
 
 
 def sparse_vectors(request: Any) -> str:
@@ -281,7 +281,7 @@ def tridiagonal(request: Any) -> str:
             return f"needs {name} dense, has {layout}: copy it"
     out = request.layout_of("out")
     if len(out.shape) == 2 and not request.is_batch and out.size and leading_dimension(out, by_rows=False) is None:
-        return f"needs out with its columns one behind another, has {out}: leave it open"
+        return f"needs out with contiguous columns, has {out}: pass out=None"
     return ""
 
 
@@ -300,7 +300,7 @@ def preconditioner_formats(request: Any) -> str:
     kind = SparseFormat(request.form.format)
     takes = getattr(request.preconditioner, "name", "NONE") not in ("NONE", "BLOCK_JACOBI")
     is_fit = not takes or kind in (SparseFormat.CSR, SparseFormat.CSC)
-    return "" if is_fit else f"needs CSR or CSC with a preconditioner that is made of A, has {kind.name}"
+    return "" if is_fit else f"needs CSR or CSC with a preconditioner that is computed from A, has {kind.name}"
 
 
 def diagonal_preconditioner(request: Any) -> str:
@@ -325,7 +325,7 @@ def direct_operands(request: Any) -> str:
         return "needs a matrix with elements, has none"
     out = request.layout_of("out")
     if len(out.shape) == 2 and leading_dimension(out, by_rows=False) is None:
-        return f"needs out with its columns one behind another, has {out}: leave it open"
+        return f"needs out with contiguous columns, has {out}: pass out=None"
     return ""
 
 
@@ -345,11 +345,7 @@ def direct_batch_operands(request: Any) -> str:
     if not request.values.shape[1]:
         return "needs matrices with elements, has none"
     out = request.layout_of("out")
-    return (
-        ""
-        if is_dense_batch(out)
-        else f"needs out with matrices and columns one behind another, has {out}: leave it open"
-    )
+    return "" if is_dense_batch(out) else f"needs out with contiguous matrices and columns, has {out}: pass out=None"
 
 
 def factors_on_device(request: Any) -> str:
@@ -370,9 +366,9 @@ def no_refinement(request: Any) -> str:
 def refactorization(request: Any) -> str:
     """Factors that are kept, of a matrix that need not be positive definite, with indices from 0 on."""
     if request.stamp is None or request.form.pattern is None:
-        return "needs a stamp and a fixed pattern, as splu gives them"
+        return "needs a stamp and a fixed pattern, as splu passes them"
     if request.assume_a.name == "POS":
-        return "needs assume_a other than pos: LU tells nothing of it"
+        return "needs assume_a other than pos, which LU does not check"
     return f"needs base 0, has {request.form.base}" if request.form.base else ""
 
 

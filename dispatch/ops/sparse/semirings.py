@@ -63,9 +63,9 @@ class SparseOperator:
         result = np.asarray(self.numpy(first, second))
         if result.shape not in ((), second.shape):
             what = f"shape {list(result.shape)} from its NumPy counterpart"
-            raise BadRequest(name, what, f"{list(second.shape)}, that of its arguments")
+            raise BadRequest(name, what, f"{list(second.shape)}, the shape of its arguments")
         if result.dtype.kind == "c" and second.dtype.kind != "c":
-            raise BadRequest(name, "complex numbers from its NumPy counterpart", "real ones, as A and B are")
+            raise BadRequest(name, "complex numbers from its NumPy counterpart", "real numbers, like A and B")
         return np.broadcast_to(result, second.shape).astype(second.dtype)
 
 
@@ -113,7 +113,7 @@ def check_operator(name: str, given: object, *, may_be_none: bool = False) -> No
     """BadRequest unless it is an operator, or None if that is allowed."""
     if isinstance(given, SparseOperator) or (may_be_none and given is None):
         return
-    hint = "SparseOperator(…, numpy=…) makes one of lines" if isinstance(given, str) else ""
+    hint = "SparseOperator(…, numpy=…) makes one of CUDA C++" if isinstance(given, str) else ""
     none = ", or None" if may_be_none else ""
     raise BadRequest(
         name, shown(given), f'a SparseOperator, such as SparseOperator("return a + b;", numpy.add){none}', hint

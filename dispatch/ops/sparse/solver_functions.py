@@ -26,32 +26,35 @@ __all__ = ["LinAlgError", "bicgstab", "cg", "gmres", "minres"]
 MEANINGS = {
     BREAKDOWN: (
         "the method broke down: a scalar that it divides by is 0",
-        "gmres breaks down with singular ones alone",
+        "gmres breaks down only with singular matrices",
     ),
-    NOT_FINITE: ("something is NaN or infinite", "look at A, b and x0"),
-    STAGNATED: ("the residual falls no further", "a larger rtol, f64, or a system that has a solution"),
+    NOT_FINITE: ("an intermediate result is NaN or infinite", "check A, b and x0"),
+    STAGNATED: ("the residual stopped decreasing", "use a larger rtol or f64; the system may have no solution"),
 }
-UNFINISHED = "the residual is {residual:.3g} after {iterations} iterations", "a larger maxiter, or a preconditioner M"
+UNFINISHED = (
+    "the residual is {residual:.3g} after {iterations} iterations",
+    "use a larger maxiter, or a preconditioner M",
+)
 
 
 FACTORIZE: dict[Preconditioner, Callable[..., IncompleteFactors]] = {Preconditioner.ILU0: ilu0, Preconditioner.IC0: ic0}
 BLOCKS = len(("block", "row", "column"))  # axes
 BLOCKS_OR_DIAGONAL = """(blocks, size, size): inverses of the blocks along the diagonal, or (n,): the diagonal of a \
 matrix that approximates the inverse of A"""
-KINDS_OF_M = f"""None, "jacobi", "ilu0", "ic0", "block_jacobi", what ilu0(A), ic0(A) or block_jacobi(A, size) gives, \
+KINDS_OF_M = f"""None, "jacobi", "ilu0", "ic0", "block_jacobi", the result of ilu0(A), ic0(A) or \
+block_jacobi(A, size), {BLOCKS_OR_DIAGONAL}"""
+KINDS_OF_MINRES = f"""None, "jacobi", "block_jacobi", the result of block_jacobi(A, size, absolute=True), \
 {BLOCKS_OR_DIAGONAL}"""
-KINDS_OF_MINRES = f"""None, "jacobi", "block_jacobi", what block_jacobi(A, size, absolute=True) gives, \
-{BLOCKS_OR_DIAGONAL}"""
-ONE_LAUNCH = "all iterations are one launch, in which the host has no part"
+ONE_LAUNCH = "all iterations are one launch, during which no Python function can run"
 
 
 def refuse_host(a: Any, callback: Any) -> None:
     """BadRequest for arguments that need the host in each iteration: a callback, or a function in place of a matrix."""
     if callback is not None:
-        hint = "maxiter=k with x0=x gives every k-th x"
+        hint = "maxiter=k with x0=x returns every k-th x"
         raise BadRequest("callback", shown(callback), f"None: {ONE_LAUNCH}", hint)
     if callable(a) or hasattr(a, "matvec"):
-        hint = "make its matrix, or iterate over your function with dispatch's requests"
+        hint = "build its matrix, or write the iteration with requests of dispatch"
         raise BadRequest("A", f"a {type(a).__name__}", f"a sparse matrix: {ONE_LAUNCH}", hint)
 
 
@@ -108,7 +111,9 @@ def kind_of_m(m: Any, *, takes_factors: bool) -> Preconditioner:
     else:
         raise BadRequest("M", f"a {type(m).__name__}", expected)
     if kind.is_factored and not takes_factors:
-        raise BadRequest("M", shown(m), expected, "minres takes no incomplete factors; cg, bicgstab and gmres do")
+        raise BadRequest(
+            "M", shown(m), expected, "minres does not support incomplete factors; cg, bicgstab and gmres do"
+        )
     return kind
 
 
@@ -119,8 +124,8 @@ def with_pattern_of(matrix: SparseTensor, factors: IncompleteFactors) -> SparseT
         return matrix.with_form(factored.form)
     if columns is not None and shares_indices(matrix, columns):
         return factored.with_values(csr_values(columns, matrix.values))
-    hint = "A, the same object that ilu0 or ic0 was given; or M.source.with_values(values), by rows, for A"
-    raise BadRequest("M", repr(factors), f"factors with the offsets and the indices of {matrix!r}", hint)
+    hint = "pass as A the object that was passed to ilu0 or ic0, or M.source.with_values(values), by rows"
+    raise BadRequest("M", repr(factors), f"factors with the offsets and indices of {matrix!r}", hint)
 
 
 def shares_indices(one: SparseTensor, other: SparseTensor) -> bool:

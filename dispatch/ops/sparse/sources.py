@@ -46,9 +46,11 @@ def sparse_tensor(matrix: Any, *, device: Device | str | None = None, validate: 
     elif hasattr(matrix, "format") and hasattr(matrix, "nnz") and hasattr(matrix, "shape"):
         parts, form = of_scipy(matrix)
     elif str(getattr(matrix, "layout", "")).startswith("torch.sparse"):
-        raise BadRequest("matrix", f"one of layout {matrix.layout}", "CSR, CSC, COO or BSR", "matrix.to_sparse_csr()")
+        raise BadRequest(
+            "matrix", f"a tensor of layout {matrix.layout}", "CSR, CSC, COO or BSR", "matrix.to_sparse_csr()"
+        )
     else:
-        hint = "dispatch.sparse.csr(values, rows, columns, shape) makes one of arrays"
+        hint = "dispatch.sparse.csr(values, rows, columns, shape) makes one from arrays"
         raise BadType("matrix", f"a {type(matrix).__name__}", "a sparse matrix of SciPy, CuPy or torch", hint)
     if device is not None:
         home = device_of(device) if isinstance(device, str) else device
@@ -67,7 +69,7 @@ def of_scipy(matrix: Any) -> tuple[tuple[Any, ...], SparseForm]:
     """The arrays of a matrix of SciPy, or of CuPy, which has the same attributes."""
     kind = matrix.format
     if len(matrix.shape) != 2:
-        raise BadRequest("matrix", f"shape {shown(matrix.shape)}", "a matrix, of two axes")
+        raise BadRequest("matrix", f"shape {shown(matrix.shape)}", "a matrix, with two axes")
     if kind in COMPRESSED:
         parts = (matrix.data, matrix.indptr, matrix.indices)
         if kind == "csc":
@@ -78,7 +80,7 @@ def of_scipy(matrix: Any) -> tuple[tuple[Any, ...], SparseForm]:
         parts = (matrix.data, matrix.row, matrix.col)
         form = SparseForm(SparseFormat.COO, tuple(map(int, matrix.shape)))  # type: ignore[arg-type]
     else:
-        raise BadRequest("matrix", f"one in {kind.upper()}", "CSR, CSC, COO or BSR", "matrix.tocsr()")
+        raise BadRequest("matrix", f"a matrix in {kind.upper()}", "CSR, CSC, COO or BSR", "matrix.tocsr()")
     return tuple(_host_tensor(part) if isinstance(part, np.ndarray) else part for part in parts), form
 
 
@@ -86,7 +88,7 @@ def _host_tensor(array: Any) -> Any:
     """An array of SciPy's as a tensor of the host, over its memory; its results are tensors, too."""
     if array.dtype not in Dtype.by_numpy:
         raise BadRequest(
-            "matrix", f"elements or indices of {array.dtype}", "numbers that rows take", "matrix.astype(…)"
+            "matrix", f"elements or indices of {array.dtype}", "a dtype that sparse rows support", "matrix.astype(…)"
         )
     return from_dlpack(array) if array.flags.writeable else array
 
@@ -96,19 +98,26 @@ def of_torch(matrix: Any) -> tuple[tuple[Any, ...], SparseForm]:
     import torch
 
     if matrix.dim() != 2:
-        raise BadRequest("matrix", f"shape {tuple(matrix.shape)}", "a matrix, of two axes", "batches go one by one")
+        raise BadRequest(
+            "matrix",
+            f"shape {tuple(matrix.shape)}",
+            "a matrix, with two axes",
+            "pass the matrices of a batch one by one",
+        )
     if matrix.requires_grad and torch.is_grad_enabled():
         hint = "x.detach(), or torch.no_grad() around the call"
-        raise BadRequest("matrix", "a tensor that requires grad", "one that autograd does not follow", hint)
+        raise BadRequest("matrix", "a tensor that requires grad", "one that does not require grad", hint)
     shape = (int(matrix.shape[0]), int(matrix.shape[1]))
     name = str(matrix.layout)
     if name == "torch.sparse_coo":
         if not matrix.is_coalesced():
-            raise BadRequest("matrix", "one that is not coalesced", "each element once, sorted", "matrix.coalesce()")
+            raise BadRequest(
+                "matrix", "a tensor that is not coalesced", "each element once, sorted", "matrix.coalesce()"
+            )
         indices = matrix.indices()
         values = matrix.values().detach()
         if values.dim() != 1:
-            raise BadRequest("matrix", f"values of {values.dim()} axes", "a number for each place")
+            raise BadRequest("matrix", f"values of {values.dim()} axes", "one number for each element")
         return (values, indices[0], indices[1]), SparseForm(SparseFormat.COO, shape)
     kind, rows, columns = TORCH_LAYOUTS[name]
     values = matrix.values().detach()
@@ -127,7 +136,7 @@ def to_scipy(a: SparseTensor) -> Any:
 
     if a.dtype.numpy.isbuiltin != 1 or a.dtype is F16:
         hint = 'a.with_values(a.values.astype("f32"))'
-        raise BadRequest("a", repr(a), f"elements of a dtype that SciPy has, which has no {a.dtype}", hint)
+        raise BadRequest("a", repr(a), f"a dtype that SciPy supports, which {a.dtype} is not", hint)
     values, rows, columns = (np.asarray(part) for part in (a.values, a.rows, a.columns))
     if a.form.base:
         rows, columns = rows - a.form.base, columns - a.form.base
@@ -144,7 +153,7 @@ def to_torch(a: SparseTensor) -> Any:
     import torch
 
     if a.form.base:
-        raise BadRequest("a", repr(a), "base 0, which torch has alone")
+        raise BadRequest("a", repr(a), "base 0, the only one that torch supports")
     values, rows, columns = (_to_torch(torch, part) for part in (a.values, a.rows, a.columns))
     if a.format is SparseFormat.COO:
         return torch.sparse_coo_tensor(torch.stack((rows, columns)), values, a.shape, is_coalesced=True)

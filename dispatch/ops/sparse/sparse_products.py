@@ -78,17 +78,17 @@ class PairRequest(SparseRequest[R_co]):
         for name, form in (("form", self.form), ("b_form", self.b_form)):
             kind = SparseFormat(form.format)  # type: ignore[arg-type]  # it is a member since it was checked
             if kind is not SparseFormat.CSR:
-                hint = "csr2csc makes one of CSC" if kind is SparseFormat.CSC else ""
+                hint = "csr2csc converts from CSC" if kind is SparseFormat.CSC else ""
                 raise BadRequest(f"{name}.format", kind.name, "CSR", hint)
         if self.form.shape[1] != self.b_form.shape[0]:
             wanted = f"{self.form.shape[1]} rows, the columns of the first matrix"
             raise BadRequest("b_form.shape", str(self.b_form.shape), wanted)
         if self.b_form.base != self.form.base:
-            raise BadRequest("b_form.base", str(self.b_form.base), f"{self.form.base}, as that of the first matrix")
+            raise BadRequest("b_form.base", str(self.b_form.base), f"{self.form.base}, the base of the first matrix")
         for name in ("columns", "b_rows", "b_columns"):
             tensor: Tensor = getattr(self, name)
             if tensor.dtype is not self.rows.dtype:
-                raise BadRequest(name, str(tensor.layout), f"{self.rows.dtype}, as rows are", "x.astype(…)")
+                raise BadRequest(name, str(tensor.layout), f"{self.rows.dtype}, the dtype of rows", "x.astype(…)")
 
 
 @dataclass(frozen=True, eq=False)

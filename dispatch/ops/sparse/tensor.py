@@ -24,7 +24,7 @@ __all__ = ["SparseTensor", "bsr", "coo", "csc", "csr"]
 
 Part = Tensor | SparseForm
 _numbers = count()
-FLAWS = ("offsets that are no ends", "indices beyond the matrix", "unsorted elements", "duplicates")
+FLAWS = ("invalid offsets", "indices beyond the matrix", "unsorted elements", "duplicates")
 
 
 class SparseTensor:
@@ -52,7 +52,7 @@ class SparseTensor:
         home = self.values.device
         for name, tensor in (("rows", self.rows), ("columns", self.columns)):
             if tensor.device is not home:
-                raise BadRequest(name, f"a tensor on {tensor.device!r}", f"one on {home!r}, as values are")
+                raise BadRequest(name, f"a tensor on {tensor.device!r}", f"one on {home!r}, the device of values")
         check_parts(self.form, {"values": self.values, "rows": self.rows, "columns": self.columns})
         if validate:
             self.validate()
@@ -119,15 +119,15 @@ class SparseTensor:
         if other is None:
             hint = "dispatch.sparse.tocsr(a).T"
             if self.form.format != SparseFormat.BSR:  # its products do not support `trans`
-                hint += ", or trans='t' of a product, which copies nothing"
-            raise BadRequest("T", repr(self), "CSR or CSC, whose transpose is the other one", hint)
+                hint += ", or pass trans='t' to a product, without a copy"
+            raise BadRequest("T", repr(self), "CSR or CSC, because the transpose of each is the other", hint)
         return SparseTensor.of_results(self.values, self.columns, self.rows, other)
 
     def with_values(self, values: Any) -> SparseTensor:
         """Other elements at the same places; a fixed pattern keeps its number."""
         shape = getattr(values, "shape", None)
         if shape is not None and tuple(shape) != self.values.shape:
-            raise BadRequest("values", f"shape {list(shape)}", f"{list(self.values.shape)}, an element for each place")
+            raise BadRequest("values", f"shape {list(shape)}", f"{list(self.values.shape)}, a value for each element")
         return SparseTensor(values, self.rows, self.columns, self.form)
 
     def with_form(self, form: SparseForm) -> SparseTensor:
@@ -153,7 +153,7 @@ class SparseTensor:
         if any(counts):
             found_flaws = ", ".join(f"{number} {what}" for number, what in zip(counts, FLAWS, strict=True) if number)
             hint = "a.sort_indices() and a.sum_duplicates() of SciPy or CuPy, or a.coalesce() of torch"
-            raise BadRequest("indices", found_flaws, "indices within the matrix, sorted in each line, each once", hint)
+            raise BadRequest("indices", found_flaws, "indices within the matrix, sorted and unique in each line", hint)
         return self
 
     def todense(self) -> Any:
@@ -163,7 +163,7 @@ class SparseTensor:
     def __array__(self, *_given: Any, **_choices: Any) -> NoReturn:
         """Refused: NumPy would hold the object itself."""
         hint = "a.todense() makes a dense tensor, dispatch.sparse.to_scipy(a) a sparse array"
-        raise TypeError(f"a SparseTensor is no array of NumPy's: {hint}")
+        raise TypeError(f"a SparseTensor cannot be converted to a NumPy array: {hint}")
 
     def __matmul__(self, other: Any) -> Any:
         return SparseTensor.product(self, other)

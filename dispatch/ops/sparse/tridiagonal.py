@@ -57,14 +57,14 @@ class GtsvRequest(OperandRequest["Tensor"]):
         for name, tensor in (("dl", self.dl), ("du", self.du)):
             if tensor.shape != d.shape:
                 raise BadRequest(
-                    name, str(tensor.layout), f"{d.dtype}{list(d.shape)}, as d is", "0 at its end, or start"
+                    name, str(tensor.layout), f"{d.dtype}{list(d.shape)}, like d", "set its last (first) element to 0"
                 )
         fits = b.shape == d.shape if self.is_batch else b.ndim in (1, 2) and b.shape[0] == d.shape[0]
         if not fits:
             wanted = list(d.shape) if self.is_batch else f"[{d.shape[0]}] or [{d.shape[0]}, …]"
             raise BadRequest("b", str(b.layout), f"{d.dtype}{wanted}")
         if self.is_batch and self.pivoting:
-            raise BadRequest("pivoting", "True", "False for many systems, whose rows stay where they are")
+            raise BadRequest("pivoting", "True", "False for several systems, which are solved without pivoting")
 
     def outputs(self) -> dict[str, Output]:
         one = self.b.ndim == 1 or self.is_batch

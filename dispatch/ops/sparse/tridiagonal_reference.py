@@ -22,7 +22,7 @@ def check_ends(low: Array, high: Array) -> None:
     """BadRequest for nonzero elements of the outer diagonals that are outside the matrix."""
     if low[..., :1].any() or high[..., -1:].any():
         name = "dl" if low[..., :1].any() else "du"
-        raise BadRequest(name, "an element beside the matrix", "0 there: dl[0] and du[n - 1]")
+        raise BadRequest(name, "an element outside of the matrix", "0 there: dl[0] and du[n - 1]")
 
 
 def dense_of_three(request: Any, work: np.dtype[Any]) -> Array:

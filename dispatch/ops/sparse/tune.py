@@ -51,13 +51,13 @@ def fastest_plan(request: Any, executor: CudaExecutor, make: Callable[[Any], Pla
     if remembered is not None:
         with suppress(Refused):
             return make(replace(request, algorithm=remembered))
-    executor.refuse_capture("a request that is to be tuned")
+    executor.refuse_capture("a request with autotune=True")
     plans: list[tuple[Any, Plan]] = []
     for algorithm in suited(request):
         with suppress(Refused):  # this library or these operands do not support the algorithm
             plans.append((algorithm, make(replace(request, algorithm=algorithm))))
     if not plans:
-        raise Refused("cuSPARSE has no algorithm for it")
+        raise Refused("cuSPARSE has no algorithm for this request")
 
     def run(number: int, arguments: tuple[Argument, ...]) -> None:
         plans[number][1].enqueue(arguments)

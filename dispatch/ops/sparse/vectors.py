@@ -46,10 +46,10 @@ class VectorRequest(OperandRequest[R_co]):
         for name in self.reads:
             tensor: Tensor = getattr(self, name)
             if tensor.ndim != 1:
-                raise BadRequest(name, str(tensor.layout), "a vector, of one axis")
+                raise BadRequest(name, str(tensor.layout), "a vector, with one axis")
         values: Tensor | None = getattr(self, "values", None)
         if values is not None and values.shape != indices.shape:
-            raise BadRequest("indices", str(indices.layout), f"{list(values.shape)}, as values are")
+            raise BadRequest("indices", str(indices.layout), f"{list(values.shape)}, the shape of values")
 
 
 @dataclass(frozen=True, eq=False)

@@ -68,7 +68,9 @@ def bytes_on(executor: CudaExecutor, form: StructuredForm) -> int:
 
 def _check_size(name: str, layout: Layout, wanted: int) -> None:
     if layout.shape != (wanted,):
-        raise BadRequest(name, str(layout), f"u8[{wanted}], as the device's library says", "leave out=None")
+        raise BadRequest(
+            name, str(layout), f"u8[{wanted}], the size that the device's library reports", "leave out=None"
+        )
 
 
 # -- matrices ---------------------------------------------------------------------------------------------------------
@@ -194,7 +196,7 @@ def _product(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     stamp = library_stamp(executor)
     if request.form.made_by != stamp:
         hint = "compress the matrix again"
-        raise BadRequest("form.made_by", repr(request.form.made_by), f"{stamp!r}, which is what runs here", hint)
+        raise BadRequest("form.made_by", repr(request.form.made_by), f"{stamp!r}, the library and GPU in use", hint)
     spec = product_of(request)
     matrix, _ = structured(request.form)
     size = compressed_bytes(executor, matrix)[0]

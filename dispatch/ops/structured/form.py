@@ -71,7 +71,7 @@ def dense_step(dtype: Dtype) -> int:
 def check_form(name: str, given: object) -> StructuredForm:
     """A form with valid fields, its dtype by name; BadRequest for any other."""
     if not isinstance(given, StructuredForm):
-        hint = "a StructuredTensor a unpacks into both: matmul_2_4(*a, b)"
+        hint = "pass a StructuredTensor as *a, which is both arguments: matmul_2_4(*a, b)"
         raise BadRequest(name, shown(given), "a StructuredForm", hint)
     dtype = check_dtype(f"{name}.dtype", given.dtype)
     shape: Any = given.shape
@@ -81,7 +81,9 @@ def check_form(name: str, given: object) -> StructuredForm:
     check_extents(f"{name}.shape", extents, dtype)
     check_bool(f"{name}.by_rows", given.by_rows)
     if not isinstance(given.made_by, str):
-        raise BadRequest(f"{name}.made_by", shown(given.made_by), "what compress_2_4 ran on, as a text")
+        raise BadRequest(
+            f"{name}.made_by", shown(given.made_by), "a text that names the library and GPU on which compress_2_4 ran"
+        )
     return given._replace(shape=extents, dtype=dtype.name)
 
 
@@ -99,5 +101,5 @@ def check_extents(name: str, shape: tuple[int, ...], dtype: Dtype) -> None:
         raise BadRequest(name, f"{dtype}{list(shape)}", f"one of {names}", 'x.astype("f16")')
     step = structured_step(dtype)
     if any(extent < 1 or extent % step for extent in shape[-2:]) or 0 in shape:
-        wanted = f"rows and columns that are multiples of {step}, as structured matrices of {dtype} have"
-        raise BadRequest(name, f"{dtype}{list(shape)}", wanted, "fill it up with zeros")
+        wanted = f"rows and columns that are multiples of {step}, as structured matrices of {dtype} need"
+        raise BadRequest(name, f"{dtype}{list(shape)}", wanted, "pad it with zeros")

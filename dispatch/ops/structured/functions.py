@@ -101,11 +101,11 @@ def error_about_x(error: BadRequest, x: Any, w: StructuredTensor) -> BadRequest:
     actual, k, step = f"{dtype}{list(x.shape)}", w.shape[-1], dense_step(w.dtype)
     if dtype is not w.dtype or x.shape[-1] != k:
         hint = "" if dtype is w.dtype else f"x.astype('{w.dtype}')"
-        return BadRequest("x", actual, f"{w.dtype}[…, {k}], as the compressed matrix is {list(w.shape)}", hint)
+        return BadRequest("x", actual, f"{w.dtype}[…, {k}], because the compressed matrix is {list(w.shape)}", hint)
     lines = math.prod(x.shape[:-1])
     if lines % step:
-        wanted = f"a multiple of {step} lines, as dense matrices of {w.dtype} have"
-        return BadRequest("x", f"{actual}, with {lines} in all", wanted, "fill it up with zeros")
+        wanted = f"a multiple of {step} lines, as dense matrices of {w.dtype} need"
+        return BadRequest("x", f"{actual} (lines: {lines})", wanted, "pad it with zeros")
     return error.renamed({"b": "x"})
 
 
@@ -130,14 +130,24 @@ def compute_choice(a: StructuredTensor) -> dict[str, Any]:
 def product(a: StructuredTensor, other: Any) -> Any:
     """`a @ other`."""
     if a.is_transposed:
-        raise BadRequest("a", repr(a), "one that is not transposed: its groups lie along k", "compress a.T as well")
+        raise BadRequest(
+            "a",
+            repr(a),
+            "a matrix that is not transposed, because its groups are along k",
+            "compress a.T for this product",
+        )
     return matmul(a, other, **compute_choice(a))
 
 
 def left_product(a: StructuredTensor, other: Any) -> Any:
     """`other @ a`, as the transpose of the transposed product."""
     if not a.is_transposed:
-        raise BadRequest("b", repr(a), "a transposed one: its groups lie along k", "x @ a.T; or compress b.T: x @ c.T")
+        raise BadRequest(
+            "b",
+            repr(a),
+            "a transposed matrix, because its groups are along k",
+            "use x @ a.T, or compress b.T to c and use x @ c.T",
+        )
     try:
         transposed = matmul(a.mT, other.mT, **compute_choice(a))
     except BadRequest as error:

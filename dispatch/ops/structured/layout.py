@@ -52,7 +52,9 @@ def pack(dense: Array) -> Array:
     groups = dense.reshape(-1, group)
     there = groups.astype(np.float64) != 0
     if (too_many := int((there.sum(1) > stored).sum())) > 0:
-        raise BadRequest("a", f"{too_many} groups of more", f"{stored} of {group} along the columns", "prune_2_4(a)")
+        raise BadRequest(
+            "a", f"{too_many} groups with more nonzeros", f"{stored} of {group} along the columns", "prune_2_4(a)"
+        )
     places = np.sort(np.argsort(~there, axis=1, kind="stable")[:, :stored], axis=1)
     elements = np.take_along_axis(groups, places, 1)
     nibbles = (places << 2 * np.arange(stored)).sum(1).astype(np.uint8)
@@ -74,7 +76,7 @@ def unpack(data: Array, form: StructuredForm) -> Array:
     nibbles = np.stack([halves & 15, halves >> 4], 1).reshape(-1).astype(np.int64)
     places = nibbles[:, None] >> 2 * np.arange(stored) & 3
     if (places >= group).any():
-        raise BadRequest("a", "places beyond a group", "bytes that compress_2_4 has made")
+        raise BadRequest("a", "indices beyond a group", "bytes that compress_2_4 returned")
     dense = np.zeros((groups, group), dtype.numpy)
     np.put_along_axis(dense, places, elements, 1)
     return dense.reshape(form.shape)

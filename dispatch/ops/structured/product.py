@@ -162,7 +162,9 @@ class Matmul24Request(ScaledRequest["Tensor"]):
         self._check_b()
         shape = self.shape
         if self.c is not None and self.c.shape != shape:
-            raise BadRequest("c", str(self.c.layout), f"{list(shape)}, as D has", "c of another shape is not broadcast")
+            raise BadRequest(
+                "c", str(self.c.layout), f"{list(shape)}, the shape of D", "c of another shape is not broadcast"
+            )
         if self.out_dtype is not None:
             check_dtype("out_dtype", self.out_dtype)
         self._check_vectors()
@@ -171,28 +173,32 @@ class Matmul24Request(ScaledRequest["Tensor"]):
     def _check_bytes(self) -> None:
         a, form = self.a, self.form
         if a.dtype is not U8 or a.ndim != 1 or (a.size > 1 and not a.layout.is_contiguous):
-            raise BadRequest("a", str(a.layout), "dense bytes, u8, as compress_2_4 makes them")
+            raise BadRequest("a", str(a.layout), "dense bytes, u8, as compress_2_4 returns them")
         is_hosts = form.made_by == ON_HOST
         if is_hosts != a.device.is_host:
             where = "on the host" if a.device.is_host else "by its library"
-            hint = "compress the dense matrix there, and not its bytes"
+            hint = "compress the dense matrix on this device instead of copying the bytes"
             raise BadRequest(
-                "form.made_by", repr(form.made_by), f"bytes that {a.device!r} has compressed {where}", hint
+                "form.made_by", repr(form.made_by), f"bytes that were compressed {where} for {a.device!r}", hint
             )
         if is_hosts and a.size != (wanted := host_bytes(form.shape, self.a_dtype)):
-            raise BadRequest("a", str(a.layout), f"u8[{wanted}], as a compressed {form.dtype}{list(form.shape)} has")
+            raise BadRequest(
+                "a", str(a.layout), f"u8[{wanted}], the size of a compressed {form.dtype}{list(form.shape)}"
+            )
 
     def _check_b(self) -> None:
         b, (k, step) = self.b, (self.form.shape[-1], dense_step(self.a_dtype))
         if b.ndim not in (2, BATCH) or b.shape[-2] != k or b.dtype is not self.a_dtype:
-            hint = "b.mT has its last axes exchanged" if b.ndim > 1 and b.shape[-1] == k else ""
-            raise BadRequest("b", str(b.layout), f"{self.a_dtype}[{k}, n], or a batch of them, as a has k = {k}", hint)
+            hint = "b.mT exchanges the last two axes" if b.ndim > 1 and b.shape[-1] == k else ""
+            raise BadRequest(
+                "b", str(b.layout), f"{self.a_dtype}[{k}, n], or a batch of such matrices, because a has k = {k}", hint
+            )
         if b.shape[-1] % step:
-            wanted = f"n a multiple of {step}, as dense matrices of {self.a_dtype} have"
-            raise BadRequest("b", str(b.layout), wanted, "fill it up with zeros")
+            wanted = f"n a multiple of {step}, as dense matrices of {self.a_dtype} need"
+            raise BadRequest("b", str(b.layout), wanted, "pad it with zeros")
         counts = {shape[0] for shape in (self.form.shape, b.shape) if len(shape) == BATCH}
         if len(counts) > 1:
-            raise BadRequest("b", str(b.layout), f"a batch of {self.form.shape[0]}, as a is, or one matrix")
+            raise BadRequest("b", str(b.layout), f"a batch of {self.form.shape[0]}, like a, or one matrix")
 
     def _check_vectors(self) -> None:
         m, batch = self.form.shape[-2], self.batch
@@ -206,11 +212,11 @@ class Matmul24Request(ScaledRequest["Tensor"]):
                 wanted = " or ".join(f"{dtype}{list(shape)}" for shape in shapes)
                 raise BadRequest(name, str(vector.layout), f"{wanted}: a number for each row of D")
         if self.beta_vector is not None and (self.alpha_vector is None or self.c is None):
-            raise BadRequest("beta_vector", str(self.beta_vector.layout), "none without c and alpha_vector")
+            raise BadRequest("beta_vector", str(self.beta_vector.layout), "None without c and alpha_vector")
         if self.alpha_vector is not None and self.alpha != 1:
-            raise BadRequest("alpha", shown(self.alpha), "1 beside alpha_vector, which stands in its place")
+            raise BadRequest("alpha", shown(self.alpha), "1 with alpha_vector, which replaces it")
         if self.beta_vector is not None and self.beta is not None:
-            raise BadRequest("beta", shown(self.beta), "None beside beta_vector, which stands in its place")
+            raise BadRequest("beta", shown(self.beta), "None with beta_vector, which replaces it")
 
     def _check_numbers(self) -> None:
         self.check_factors()
@@ -219,14 +225,16 @@ class Matmul24Request(ScaledRequest["Tensor"]):
             check_number(name, getattr(self, name), low=-F32_MAX, high=F32_MAX)
         relu, gelu = self.activation is Activation24.RELU, self.activation is Activation24.GELU
         if not relu and (self.upper_bound, self.threshold) != (math.inf, 0):
-            raise BadRequest("activation", shown(self.activation), "RELU, for which upper_bound and threshold are")
+            raise BadRequest(
+                "activation", shown(self.activation), "RELU, the only activation with upper_bound and threshold"
+            )
         if not gelu and self.gelu_scaling != 1:
-            raise BadRequest("activation", shown(self.activation), "GELU, for which gelu_scaling is")
+            raise BadRequest("activation", shown(self.activation), "GELU, the only activation with gelu_scaling")
         for name, low in (("split_k", -1), ("split_k_buffers", 0), ("config_id", 0)):
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), low, MAX_INT)
         if self.split_k == 0:
-            raise BadRequest("split_k", "0", "1 or more parts, -1 for the library's own way, or None")
+            raise BadRequest("split_k", "0", "1 or more parts, -1 for the library's choice, or None")
 
     def outputs(self) -> dict[str, Output]:
         like = self.b if self.c is None else self.c

@@ -59,7 +59,7 @@ def check_order(name: str, layout: Layout, *, by_rows: bool | None = None, line:
         return f"needs matrices of {name} at multiples of {ALIGNMENT} bytes, has {layout}: copy it"
     long = layout.shape[-2] if is_row_major(layout) else layout.shape[-1]
     if any(0 < abs(step) < ld * long or step < 0 for step in layout.strides[:-2]):
-        return f"needs the matrices of {name} one behind another, or one for all, has {layout}: copy it"
+        return f"needs contiguous matrices of {name}, or one for all, has {layout}: copy it"
     return ""
 
 
@@ -123,7 +123,7 @@ def _strides_apart(name: str, layout: Layout, other_name: str, other: Layout, co
     both = f"{layout} and {other}"
     if str(layout) == str(other):
         both = f"{layout} with element strides {layout.strides} and {other.strides}"
-    return f"needs {name} laid out as {other_name}, has {both}: pass out, or copy {copied}"
+    return f"needs {name} with the layout of {other_name}, has {both}: pass out, or copy {copied}"
 
 
 def separate_results(request: Any) -> str:
@@ -148,9 +148,12 @@ def factor_vectors(request: Any) -> str:
     """Vectors of factors only for integers, and for C a vector if the product has one."""
     is_used = request.alpha_vector is not None or request.beta_vector is not None
     if request.alpha_vector is not None and request.reads_added and request.beta_vector is None:
-        return "needs beta_vector for c beside alpha_vector, has a number, which the library then leaves out"
+        return "needs beta_vector for c with alpha_vector, has a number, which the library would ignore"
     if request.a_dtype is I8 and request.bias is not None and request.d_dtype in HALF:
-        return f"needs no bias for i8 to {request.d_dtype}, has one: cuSPARSELt 0.8 gave other numbers; ask for i32"
+        return (
+            f"needs no bias for i8 to {request.d_dtype}, has one: cuSPARSELt 0.8 computed wrong results; use"
+            " out_dtype='i32'"
+        )
     return f"needs i8 for vectors of factors, has {request.a_dtype}" if is_used and request.a_dtype is not I8 else ""
 
 
@@ -181,12 +184,12 @@ def columns_of_f32(request: Any) -> str:
     if request.a_dtype is not F32 or not is_faulty(stamp := request.form.made_by):
         return ""
     reason = check_order("b", request.b.layout, by_rows=False)
-    return f"{reason}, for {stamp} does not end planning f32 with another" if reason else ""
+    return f"{reason}, because with other operands planning f32 does not terminate in {stamp}" if reason else ""
 
 
 def safe_kernels(request: Any) -> str:
     """The first kernels if later ones have faulted; after a fault a process loses its GPU."""
     if request.config_id is None or request.config_id < SAFE_KERNELS or not is_faulty(stamp := request.form.made_by):
         return ""
-    what = "of whose later kernels some end the process by an illegal instruction"
+    what = "some of whose later kernels fail with an illegal instruction"
     return f"needs config_id below {SAFE_KERNELS} with {stamp}, {what}, has {request.config_id}"

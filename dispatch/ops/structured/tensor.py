@@ -48,7 +48,7 @@ class StructuredTensor:
     def parts(self) -> tuple[Tensor, StructuredForm]:
         """The same as a tuple with static types; BadRequest for a transposed one."""
         if self.is_transposed:
-            raise BadRequest("a", repr(self), "one that is not transposed", "x @ a.T is (a @ x.T).T")
+            raise BadRequest("a", repr(self), "a matrix that is not transposed", "x @ a.T is (a @ x.T).T")
         return self.data, self.form
 
     # -- properties ---------------------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ class StructuredTensor:
     def T(self) -> StructuredTensor:
         """The transposed matrix over the same memory; BadRequest for a batch."""
         if self.ndim > len(("m", "k")):
-            raise BadRequest("T", repr(self), "a matrix", "a.mT has the last two axes exchanged")
+            raise BadRequest("T", repr(self), "a matrix", "a.mT exchanges the last two axes")
         return self.mT
 
     def todense(self) -> Any:
@@ -100,7 +100,7 @@ class StructuredTensor:
 
     def __array__(self, *_given: Any, **_choices: Any) -> NoReturn:
         """Refused: NumPy would hold the object itself."""
-        raise TypeError("a StructuredTensor is no array of NumPy's: a.todense() makes a dense tensor")
+        raise TypeError("a StructuredTensor cannot be converted to a NumPy array: a.todense() makes a dense tensor")
 
     def __matmul__(self, other: Any) -> Any:
         return StructuredTensor.product(self, other)

@@ -39,7 +39,7 @@ def fastest_plan(
     if remembered is not None:
         with suppress(Refused):
             return make(remembered)
-    executor.refuse_capture("a request that is to be tuned")
+    executor.refuse_capture("a request with autotune=True")
     if is_faulty(request.form.made_by):
         plan = race_kernels(request, executor, make)
         algorithm = plan.algorithm

@@ -185,6 +185,7 @@ class SendingQueue(WorkerQueue):
         return count < WINDOW and (count < MIN_IN_FLIGHT or len(self.pending) >= MIN_BATCH)
 
     def _send(self) -> bool:
+        """Send what the child has room for; returns whether requests of other workers may follow what was sent."""
         is_sent = False
         link = self.link
         try:
@@ -197,8 +198,10 @@ class SendingQueue(WorkerQueue):
                     self._take_some(link)
                 if self._frame(link):
                     is_sent = True
-        except OSError:  # the child has ended: the monitor thread will notice, and handle the sent requests
-            return True
+        except OSError:
+            # The child has ended: the monitor thread will notice, and handle the sent requests. Other workers must not
+            # be woken: they would find the same, and wake this one again, for ever.
+            return False
         if link is not None and link.outgoing is not link.flushed:
             self.pool.wake_monitor()  # the monitor thread continues once there is room
         return is_sent

@@ -72,6 +72,26 @@ def test_what_was_in_flight_and_queued_ends_well_when_the_child_is_lost(open_sup
         assert (sup.stats().restarts, sup.stats().failed) == (1, 0)
 
 
+def test_what_waits_for_others_is_sent_to_a_child_that_has_died_unnoticed_and_ends_well(open_supervisor, rng, hold):
+    entered, release = threading.Event(), threading.Event()
+    with open_supervisor() as sup, hold:
+        held = sup.submit(trouble_of(sup, "held", once=hold.once))
+        held.add_done_callback(lambda _: (entered.set(), release.wait(PATIENCE)))
+        hold.release()
+        assert entered.wait(PATIENCE)  # the monitor thread, which would notice
+        hold.release_behind(child_of(sup), signal.SIGKILL, PATIENCE)
+        work = [pair(sup.device, rng) for _ in range(12)]
+        futures = [sup.submit(request, worker=0) for request, _ in work[:3]]
+        try:
+            for number, (request, _) in enumerate(work[3:]):
+                futures.append(sup.submit(request, worker=number % 2, after=futures[2]))
+        finally:
+            release.set()
+        for future, (_, right) in zip(futures, work, strict=True):
+            assert close(future.result(PATIENCE), right)
+        assert sup.stats().restarts == 1
+
+
 def test_only_the_guilty_request_fails_and_names_itself(open_supervisor, rng):
     with open_supervisor(max_restarts=10, max_seconds=600) as sup:
         work = [pair(sup.device, rng) for _ in range(100)]

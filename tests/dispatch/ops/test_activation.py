@@ -75,7 +75,7 @@ def test_the_gradient_is_that_of_finite_differences(mode, dev, rng, slope_of):
     ("fields", "operand", "given", "expected"),
     [
         ({"mode": 1}, "mode", "1", "ActivationMode"),
-        ({"coef": 2.0}, "coef", "2.0", "1, for RELU"),
+        ({"coef": 2.0}, "coef", "2.0", "1, because RELU"),
         ({"mode": M.ELU, "coef": -1.0}, "coef", "-1.0", "0 or more"),
         ({"mode": M.ELU, "coef": math.nan}, "coef", "nan", "finite"),
         ({"mode": M.ELU, "coef": True}, "coef", "True", "number"),
@@ -96,7 +96,7 @@ def test_the_gradient_wants_one_shape_and_one_layout(dev):
     with pytest.raises(NoRow, match="needs dy with the strides of x"):
         activation_bwd(x, x, dev.zeros((4, 3)).T)
     gapped = dev.array(np.linspace(-1, 1, 15).reshape(3, 5))[:, :4]
-    words = r"Nearest that works: .* needs x without gaps where out is left open, .*: copy it with x\.copy\(\)"
+    words = r"Nearest that works: .* needs x without gaps unless out is passed, .*: copy it with x\.copy\(\)"
     with pytest.raises(NoRow, match=words):
         activation_bwd(gapped, gapped, gapped)
     dx = activation_bwd(gapped, gapped, gapped, out=dev.zeros((3, 5), "f64")[:, :4]).numpy()

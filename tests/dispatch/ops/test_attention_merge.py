@@ -70,7 +70,7 @@ def test_refusals(dev):
     a, s = dev.zeros((1, 2, 3, 4)), dev.zeros((1, 2, 3, 1))
     with pytest.raises(BadRequest, match="four axes"):
         dp.attention_merge(a[0], s, a, s)
-    with pytest.raises(BadRequest, match="as a is"):
+    with pytest.raises(BadRequest, match="the shape of a"):
         dp.attention_merge(a, s, dev.zeros((1, 2, 3, 5)), s)
     with pytest.raises(BadRequest, match="b_stats"):
         dp.attention_merge(a, s, a, dev.zeros((1, 2, 3)))

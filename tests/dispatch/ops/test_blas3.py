@@ -101,7 +101,7 @@ def test_library_names_the_rows(dev):
     a = dev.zeros((4, 4))
     assert select(dp.SyrkRequest(a, library="cublas"), GPU).library == "cublas"
     assert dp.syrk(a, library="cublas").shape == (4, 4)
-    with pytest.raises(BadRequest, match="one that has rows of syrk: cublas"):
+    with pytest.raises(BadRequest, match="a library that has rows of syrk: cublas"):
         select(dp.SyrkRequest(a, library="cudnn"), GPU)
     with pytest.raises(BadRequest, match="library"):
         dp.SyrkRequest(a, library=3)
@@ -118,7 +118,7 @@ def refused(dev):
         "expected f32[3, 3]":                      lambda: dp.SymmRequest(square, tall, side="right"),
         "b: got f64[4, 4]; expected f32":          lambda: dp.SymmRequest(square, other),
         "a: got f32[2, 4, 4]; expected a matrix":  lambda: dp.SyrkRequest(cube),
-        "cuBLAS has no batched form":              lambda: dp.SyrkRequest(cube),
+        "cuBLAS has no batched version":              lambda: dp.SyrkRequest(cube),
         "x[None] adds an axis":                    lambda: dp.SyrkRequest(dev.zeros((4,))),
         "b: got f32[4, 3]":                        lambda: dp.Syr2kRequest(square, tall),
         "c: got f32[4, 3]":                        lambda: dp.SyrkRequest(tall, c=tall),

@@ -133,12 +133,12 @@ BAD = {
         (3, 4),
         (5, 2),
         {},
-        r"b: got 5 along k of 'ik,kj->ij'; expected 4 along it, as a",
+        r"b: got 5 along k of 'ik,kj->ij'; expected 4, the extent of a",
     ),
     "axes without a mode": ("ik,kj->ij", (3, 4, 2), (4, 2), {}, r"a: got 3 axes, \[3, 4, 2\]; expected 2"),
     "a mode of nobody": ("ik,kj->ix", (3, 4), (4, 2), {}, "no operand has x"),
     "a result that is not said": ("ik,kj", (3, 4), (4, 2), {}, r'such as "ik,kj->ij"'),
-    "three operands": ("ik,kj,jl->il", (3, 4), (4, 2), {}, "has 3; expected modes of 2 operands"),
+    "three operands": ("ik,kj,jl->il", (3, 4), (4, 2), {}, "has 3 operands; expected modes of 2 operands"),
     "a mode twice": ("ik,kj->iji", (3, 4), (4, 2), {}, "the result has i 2 times"),
     "an ellipsis": ("...k,kj->j", (3, 4), (4, 2), {}, "letters, one for each axis"),
     "an operator of two": ("ik,kj->ij", (3, 4), (4, 2), {"op_a": "add"}, "op_a: got ADD"),
@@ -147,7 +147,13 @@ BAD = {
     "a complex factor": ("ik,kj->ij", (3, 4), (4, 2), {"alpha": 2j}, "alpha: got 2j; expected a real number"),
     "a beta of nothing": ("ik,kj->ij", (3, 4), (4, 2), {"beta": 1.0}, "beta: got 1.0; expected 0 without c"),
     "a rank below 0": ("ik,kj->ij", (3, 4), (4, 2), {"kernel_rank": -1}, "kernel_rank: got -1"),
-    "both choices": ("ik,kj->ij", (3, 4), (4, 2), {"autotune": True, "algo": "gett"}, "it is to choose these"),
+    "both choices": (
+        "ik,kj->ij",
+        (3, 4),
+        (4, 2),
+        {"autotune": True, "algo": "gett"},
+        "autotune chooses algo and kernel_rank",
+    ),
     "no spec": (7, (3, 4), (4, 2), {}, 'a string such as "ik,kj->ij"'),
     "no library": ("ik,kj->ij", (3, 4), (4, 2), {"library": 5}, "library"),
 }
@@ -164,20 +170,20 @@ def test_other_bad_input_is_refused(dev):
     a, z = dev.zeros((3, 4), "f64"), dev.zeros((3, 4), "c64")
     for words, ask in {
         "reduce_modes sums over the others": lambda: dp.permute("ij->i", a),
-        "has 2; expected modes of 1 operand. Hint: an operand that is added": lambda: dp.elementwise_binary(
+        "has 2 operands; expected modes of 1 operand. Hint: an added operand": lambda: dp.elementwise_binary(
             "ij,ji->ji", a, a.mT
         ),
         "ADD or MUL: c64 numbers have no order": lambda: dp.reduce_modes("ij->i", z, reduce="max"),
         "complex numbers have no order": lambda: dp.permute("ij->ji", z, op_a="relu"),
         "f16, bf16, f32, f64, c64 or c128": lambda: dp.permute("ij->ji", dev.zeros((3, 4), "i32")),
-        "an element at least, for MAX and MIN": lambda: dp.reduce_modes("ij->i", a[:, :0], reduce="min"),
+        "at least one element, for MAX and MIN": lambda: dp.reduce_modes("ij->i", a[:, :0], reduce="min"),
         "memory that overlaps a": lambda: dp.permute("ij->ij", a, out=a),
         "out: got 3 along j of 'ij->ji'; expected 4": lambda: dp.permute("ij->ji", a, out=a),
         "c: got 3 along j of 'ij->ji'; expected 4": lambda: dp.elementwise_binary("ij->ji", a, a),
         r"out: got f32\[3, 3\]; expected f64\[3, 3\]": lambda: dp.contract(
             "ij,kj->ik", a, a, out=dev.zeros((3, 3), "f32")
         ),
-        "complex numbers, as a has": lambda: dp.permute("ij->ij", z, out_dtype="f32"),
+        "complex numbers, like a": lambda: dp.permute("ij->ij", z, out_dtype="f32"),
     }.items():
         with pytest.raises(BadRequest, match=words):
             ask()
@@ -187,10 +193,12 @@ def test_rows_refuse_with_reasons(dev):
     a = dev.zeros((3, 4), "f64")
     for words, ask in {
         "needs strides of 0 or more, has a": lambda: dp.permute("ij->ji", a[:, ::-1]),
-        "needs an operand that steps along j": lambda: dp.reduce_modes("ij->i", a[:, :1].strided((3, 4), (4, 0))),
+        "needs an operand with a nonzero stride along j": lambda: dp.reduce_modes(
+            "ij->i", a[:, :1].strided((3, 4), (4, 0))
+        ),
         "needs dtypes": lambda: dp.contract("ij,ij->", a, dev.zeros((3, 4), "f32")),
         "needs compute": lambda: dp.contract("ij,ij->", a, a, compute="tf32"),
-        "needs modes of two tensors at least, has i of one": lambda: dp.contract(
+        "needs each mode in at least two tensors, has i in one": lambda: dp.contract(
             "ij,j->j", a, a[0], library="cublasLt"
         ),
         "needs op_a IDENTITY, has EXP": lambda: dp.contract("ij,kj->ik", a, a, op_a="exp", library="cublasLt"),

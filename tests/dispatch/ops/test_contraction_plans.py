@@ -77,7 +77,7 @@ def test_the_choices_of_a_request_reach_the_library(dev, executor, rng):
 
 def test_what_the_library_has_no_kernel_for_is_refused(dev, executor):
     a = dev.zeros((2, 2), "f32")
-    with pytest.raises(Refused, match=r"cuTENSOR has no kernel for it.*NOT_SUPPORTED"):
+    with pytest.raises(Refused, match=r"cuTENSOR has no kernel for this.*NOT_SUPPORTED"):
         run(dp.ContractRequest("ik,kj->ij", a, a, kernel_rank=3), executor, row_of("contract", "f32"))
     with pytest.raises(Refused, match="INSUFFICIENT_WORKSPACE"):
         run(dp.ContractRequest("ik,kj->ij", a, a, workspace=REQUIRED - 1), executor, row_of("contract", "f32"))
@@ -97,7 +97,7 @@ def test_operators_that_the_library_has_not_are_refused_before_it_is_asked(dev, 
         (dp.ContractRequest("ik,kj->ij", a, a, op_b="exp"), row_of("contract", "f32"), "op_b IDENTITY or CONJ of what"),
     ):
         assert words in str(refusals(row, request, request.signature())[0])
-        with pytest.raises(Refused, match="cuTENSOR has no kernel for it"):
+        with pytest.raises(Refused, match="cuTENSOR has no kernel for this"):
             run(request, executor, row)
         with pytest.raises(NoRow, match=words):
             dp.run(request)  # nor on the host: what runs there runs on a GPU
@@ -114,7 +114,7 @@ def test_three_tensors_to_one_element_are_refused_before_the_library_fails(dev, 
         dp.ContractTrinaryRequest("ij,jk,ki->", a, a, a),
         dp.ContractTrinaryRequest("aj,jk,kb->ab", one, a, dev.zeros((2, 1), "f32")),
     ):
-        words = "a result of two elements at least, has one of one element"
+        words = "a result of two elements at least, has one element"
         assert words in str(refusals(row, request, request.signature())[0])
         with pytest.raises(CutensorError, match="CUDA_ERROR"):
             run(request, executor, row)
@@ -280,7 +280,7 @@ def test_a_choice_of_cutensors_kernel_is_nothing_to_cublaslt(dev):
     plain = dp.ContractRequest("ik,kj->ij", a, a)
     assert not refusals(product, plain, plain.signature())
     for choices, words in (
-        ({"algo": "ttgt"}, "needs algo None, has TTGT: that is cuTENSOR's"),
+        ({"algo": "ttgt"}, "needs algo None, has TTGT, which only cuTENSOR supports"),
         ({"kernel_rank": 0}, "needs kernel_rank None, has 0"),
         ({"incremental_count": 4}, "needs incremental_count None, has 4"),
         ({"jit": True}, "needs jit False, has True"),

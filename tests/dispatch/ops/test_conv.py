@@ -147,7 +147,7 @@ def test_the_transposed_convolution_takes_the_forward_back_to_its_extents(host, 
 
 # fmt: off
 TRANSPOSED = [  # the shapes of x and w, choices, the argument that is named, and what else is said
-    ((1, 2, 3),    (2, 3, 2, 2), {},                               "w",       "4 axes|3 axes, as x has"),
+    ((1, 2, 3),    (2, 3, 2, 2), {},                               "w",       "4 axes|3 axes, like x"),
     ((1, 2, 3, 3), (2, 3, 2, 2), {"stride": 2, "extents": (9, 9)}, "x",       r"conv\(out .*9\)\)\. Hint: extents="),
     ((1, 2, 3, 3), (2, 3, 2, 2), {"extents": (9,)},                "extents", "each of the 2 spatial axes"),
     ((1, 2, 3, 3), (2, 3, 2, 2), {"extents": (1, 1)},              "w",       r"fits into out \(1, 3, 1, 1\)"),
@@ -276,7 +276,7 @@ def test_gradients_say_what_their_extents_must_be(host):
         ConvBwdFilterRequest(dy, host.zeros((1, 2, 5, 5)))
     with pytest.raises(BadRequest, match="group_count"):
         ConvBwdFilterRequest(dy, host.zeros((1, 2, 5, 5)), w_extents=(3, 3), group_count=4)
-    with pytest.raises(BadRequest, match="no out to be scaled"):
+    with pytest.raises(BadRequest, match="no out is passed"):
         ConvBwdFilterRequest(dy, host.zeros((1, 2, 5, 5)), w_extents=(3, 3), beta=1.0)
 
 
@@ -302,7 +302,7 @@ def test_a_request_that_adds_to_its_result_is_not_repeatable(host):
 
 def test_beta_is_documented_as_each_direction_has_it(host):
     x, w = host.zeros((1, 4, 8, 8)), host.zeros((4, 4, 3, 3))
-    with pytest.raises(BadRequest, match=r"beta: got 0\.5; expected 0, for there is no z"):
+    with pytest.raises(BadRequest, match=r"beta: got 0\.5; expected 0, because no z is passed"):
         dp.conv_fwd(x, w, beta=0.5, out=host.zeros((1, 4, 6, 6)))
     assert "beta: what z is multiplied with; without a z it is 0" in dp.conv_fwd.__doc__
     assert "without a z, of gradients, what was in `out` before" in dp.conv_bwd_data.__doc__

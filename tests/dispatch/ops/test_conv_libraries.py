@@ -62,7 +62,7 @@ def test_who_is_not_asked_says_so_and_who_has_no_trees_as_well(host):
     assert any("needs library cudnn or None, has cutlass" in str(why) for whys in said.values() for why in whys)
     said = dict(dp.explain(of(host, epilogue=tree), Arch(90)).refusals)
     assert any("needs no epilogue tree, has relu(acc)" in str(why) for whys in said.values() for why in whys)
-    with pytest.raises(BadRequest, match=r"library: got 'cublas'; expected one .* cudnn, cutlass; or None"):
+    with pytest.raises(BadRequest, match=r"library: got 'cublas'; expected a library .* cudnn, cutlass; or None"):
         select(of(host, library="cublas"), Arch(90))
     with pytest.raises(NoRow, match="needs no epilogue tree"):
         select(of(host, epilogue=tree, library="cudnn"), Arch(90))
@@ -72,7 +72,7 @@ def test_who_is_not_asked_says_so_and_who_has_no_trees_as_well(host):
 
 def test_a_tree_says_what_else_is_fused(host):
     for name, value in (("bias", host.zeros(16, "bf16")), ("activation", dp.Activation.RELU_FWD)):
-        with pytest.raises(BadRequest, match="none beside a tree"):
+        with pytest.raises(BadRequest, match="None with an epilogue tree"):
             of(host, library="cutlass", **{name: value})
 
 

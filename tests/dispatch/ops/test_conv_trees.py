@@ -200,7 +200,7 @@ def test_operands_are_replaced_by_name(host):
     other, ones = zeros(host, 2, 8, 9, 9), host.array(np.ones(16), "f32")
     changed = request.replace(x=other, bias=ones)
     assert (changed.x, dict(changed.operands)["bias"], changed.key()) == (other, ones, request.key())
-    with pytest.raises(BadRequest, match="no operand of this request"):
+    with pytest.raises(BadRequest, match="a name that is not an operand of this request"):
         request.replace(gate=ones)
 
 

@@ -92,8 +92,8 @@ def test_the_loss_alone(dev, rng):
 
 # fmt: off
 REFUSED = [  # fields that are changed, the operand that is named, what was given, what was expected
-    ({"logits": ((4, 2), "f32")},          "logits",           "f32[4, 2]",    "(steps, sequences, 2 classes"),
-    ({"logits": ((4, 2, 1), "f32")},       "logits",           "f32[4, 2, 1]", "2 classes or more"),
+    ({"logits": ((4, 2), "f32")},          "logits",           "f32[4, 2]",    "(steps, sequences, classes"),
+    ({"logits": ((4, 2, 1), "f32")},       "logits",           "f32[4, 2, 1]", "at least 2 classes"),
     ({"labels": ((3,), "i64")},            "labels",           "i64[3]",       "i32"),
     ({"label_lengths": ((3,), "i32")},     "label_lengths",    "i32[3]",       "i32[2], one for each"),
     ({"input_lengths": ((2, 1), "i32")},   "input_lengths",    "i32[2, 1]",    "one axis"),

@@ -96,9 +96,9 @@ def test_a_pass_that_moves_a_state_on_is_not_repeatable(dev):
 
 # fmt: off
 REFUSED = [  # what is asked with x and a state, the operand that is named, what was given, what was expected
-    (lambda x, s: DropoutRequest(x, s, 1.0),                "p",       "1.0",      "below 1"),
-    (lambda x, s: DropoutRequest(x, s, -0.1),               "p",       "-0.1",     "below 1"),
-    (lambda x, s: DropoutRequest(x, s, float("nan")),       "p",       "nan",      "below 1"),
+    (lambda x, s: DropoutRequest(x, s, 1.0),                "p",       "1.0",      "0 <= p < 1"),
+    (lambda x, s: DropoutRequest(x, s, -0.1),               "p",       "-0.1",     "0 <= p < 1"),
+    (lambda x, s: DropoutRequest(x, s, float("nan")),       "p",       "nan",      "0 <= p < 1"),
     (lambda x, s: DropoutRequest(x, s, True),               "p",       "True",     "number"),
     (lambda x, s: DropoutRequest(x, s[:8]),                 "states",  "u8[8]",    "u8[16]"),
     (lambda x, _: DropoutRequest(x, x),                     "states",  "f32[40]",  "u8[16]"),
@@ -128,7 +128,7 @@ def test_states_and_masks_stand_at_addresses_that_their_words_have(dev):
         lambda: DropoutBwdRequest(x, memory[1:9]),
         lambda: DropoutStatesRequest(dev, 1, out=memory[1:]),
     ):
-        with pytest.raises(BadRequest, match="an address at a multiple of 1 bytes; expected one of"):
+        with pytest.raises(BadRequest, match="an address that is a multiple of 1 bytes; expected one of"):
             ask()
 
 

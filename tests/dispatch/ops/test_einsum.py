@@ -188,9 +188,11 @@ def test_an_expression_is_called_with_operands_of_its_shapes(dev, rng):
 def test_a_path_shows_what_it_costs(dev):
     text = T.einsum_path("ij,jk,kl->il", (2, 30), (30, 40), (40, 3))
     assert text.splitlines()[0] == "ij,jk,kl->il  path (0,1) (0,1)"
-    assert "5.28e+03 operations in all, 80 elements on the way at most" in text
+    assert "5.28e+03 operations in all, 80 elements of intermediate results at most" in text
     request = dp.EinsumRequest("ij,jk,kl->il", [dev.zeros(shape) for shape in ((2, 30), (30, 40), (40, 3))])
-    assert "path (0,1) (0,1), 5.28e+03 operations, 320 bytes on the way at most" in str(dp.explain(request))
+    assert "path (0,1) (0,1), 5.28e+03 operations, 320 bytes of intermediate results at most" in str(
+        dp.explain(request)
+    )
     assert request.schedule.flops == 2 * 2 * 30 * 40 + 2 * 2 * 40 * 3
 
 
@@ -224,17 +226,17 @@ BAD = {
     "sizes that disagree": (
         ("ij,jk->ik", (3, 4), (5, 2)),
         {},
-        r"operands\[1\]: got 5 along j of .* expected 4 along it, as operands\[0\]",
+        r"operands\[1\]: got 5 along j of .* expected 4, the extent of operands\[0\]",
     ),
     "axes without a mode": (("ij,jk->ik", (3, 4, 2), (4, 2)), {}, r"operands\[0\]: got 3 axes"),
     "a mode of nobody": (("ij,jk->ix", (3, 4), (4, 2)), {}, "no operand has x"),
-    "too few operands": (("ij,jk->ik", (3, 4)), {}, "which has 2; expected modes of 1 operands"),
-    "an ellipsis that ends": (("...i->i", (3, 4)), {}, "an ellipsis in the result, too"),
-    "an ellipsis of nothing": (("...ijk->ijk", (3, 4)), {}, "at most as many modes as there are axes"),
+    "too few operands": (("ij,jk->ik", (3, 4)), {}, "which has 2 operands; expected modes of 1 operands"),
+    "an ellipsis that ends": (("...i->i", (3, 4)), {}, "an ellipsis in the result as well"),
+    "an ellipsis of nothing": (("...ijk->ijk", (3, 4)), {}, "at most as many modes as axes"),
     "signs": (("i-j->ij", (3, 4)), {}, "letters, one for each axis"),
     "no way": (("ij->ji", (3, 4)), {"optimize": "best"}, "optimize: got 'best'"),
     "no path": (("ij,jk->ik", (3, 4), (4, 2)), {"optimize": [(0, 2)]}, "optimize: got .* expected a path for 2"),
-    "half a path": (("ij,jk,kl->il", (3, 4), (4, 2), (2, 2)), {"optimize": [(0, 1)]}, "2 operands are left at its end"),
+    "half a path": (("ij,jk,kl->il", (3, 4), (4, 2), (2, 2)), {"optimize": [(0, 1)]}, "it leaves 2 operands"),
     "conjugates of nobody": (("ij->ji", (3, 4)), {"conj": (1,)}, "conj"),
     "a limit of nothing": (("ij->ji", (3, 4)), {"memory_limit": 0}, "memory_limit"),
     "no spec": ((7, (3, 4)), {}, "."),
@@ -252,23 +254,23 @@ def test_other_bad_input_is_refused(dev):
     a = dev.zeros((3, 3), "f64")
     for words, ask in {
         r"f16, bf16, f32, f64, c64 or c128": lambda: dp.einsum("ij->ji", dev.zeros((3, 3), "i64")),
-        "nothing converts bf16": lambda: dp.einsum("ij,jk", dev.zeros((3, 3), "bf16"), dev.zeros((3, 3), "f32")),
-        "real numbers go with c128 alone": lambda: dp.einsum(
+        "bf16 is never converted": lambda: dp.einsum("ij,jk", dev.zeros((3, 3), "bf16"), dev.zeros((3, 3), "f32")),
+        "real numbers can be combined only with c128": lambda: dp.einsum(
             "ij,jk", dev.zeros((3, 3), "c64"), dev.zeros((3, 3), "f32")
         ),
         r"memory that overlaps operands\[0\]": lambda: dp.einsum("ij->ji", a, out=a),
         r"out: got f64\[3, 3\]; expected f64\[3\]": lambda: dp.einsum("ij->j", a, out=a),
         "a dispatch Tensor": lambda: dp.einsum("ij,jk", a, 3.0),
-        "a list of tensors, one at least": lambda: dp.EinsumRequest("->", []),
+        "a list of at least one tensor": lambda: dp.EinsumRequest("->", []),
         r"grad: got f64\[3, 3\]; expected f64\[3\]": lambda: T.einsum_vjp("ij->j", a, grad=a),
-        "as a has along axis 1": lambda: T.tensordot(a, dev.zeros((1, 3), "f64"), 1),
+        "the extent of a along axis 1": lambda: T.tensordot(a, dev.zeros((1, 3), "f64"), 1),
     }.items():
         with pytest.raises(BadRequest, match=words):
             ask()
     for words, ask in {
         "needs strides of 0 or more": lambda: dp.einsum("ij->ji", a[::-1]),
         "needs compute .* for f64": lambda: dp.einsum("ij,jk->ik", a, a, compute="tf32"),
-        "needs an operand that steps along j": lambda: dp.einsum("ij->i", a[:, :1].strided((3, 4), (3, 0))),
+        "needs an operand with a nonzero stride along j": lambda: dp.einsum("ij->i", a[:, :1].strided((3, 4), (3, 0))),
     }.items():
         with pytest.raises(NoRow, match=words):
             ask()
@@ -323,7 +325,7 @@ def test_a_prepared_call_takes_other_operands(dev, rng):
     request = call.request
     other = normal(rng, (3, 4))
     close(dp.run(request.replace(**{"operands[0]": dev.array(other)})), "ij,jk,kl->il", [other, *arrays[1:]])
-    with pytest.raises(BadRequest, match="no operand of this request"):
+    with pytest.raises(BadRequest, match="a name that is not an operand of this request"):
         request.replace(b=dev.array(other))
 
 

@@ -58,7 +58,10 @@ def test_what_libraries_do_not_take_either_is_said_first(arch, rng):
             x[::-1],
             r"needs strides of 0 or more, has operands\[0\] .*: copy it with dev\.array\(x\), or .*library='own'",
         ),
-        (wide, r"needs an operand that steps along i, has none: copy one with dev\.array\(x\), or .*library='own'"),
+        (
+            wide,
+            r"operand with a nonzero stride along i, has none: copy one with dev\.array\(x\), or .*library='own'",
+        ),
     ):
         with pytest.raises(NoRow, match=f"Nearest that works: .* {words}"):
             select(dp.EinsumRequest("ij,kj->ik", [given, x]), arch)
@@ -89,7 +92,7 @@ def test_the_library_is_one_that_einsum_knows():
         ("f32", {"compute": "tf32"}, "needs compute COMPUTE_32F for f32, has COMPUTE_32F_FAST_TF32"),
         ("f64", {"compute": "32f"}, "needs compute COMPUTE_64F for f64, has COMPUTE_32F"),
         ("c64", {"compute": "3xtf32"}, "needs compute COMPUTE_32F for c64, has COMPUTE_32F_FAST_3XTF32"),
-        ("f32", {"jit": True}, "needs jit False, has True: that is cuTENSOR's"),
+        ("f32", {"jit": True}, "needs jit False, has True, which only cuTENSOR supports"),
     ],
 )
 def test_other_ways_to_compute_are_the_libraries(dtype, choices, said):
@@ -115,7 +118,7 @@ def test_operands_and_elements_are_few():
     assert "needs at most 63 operands, has 64" in why_not(many)
     wide = [one.strided(shape, (0, 0)) for shape in ((600, 300), (300, 400))]
     wide = dp.EinsumRequest("ab,bc->ac", wide, library="own")
-    assert "needs at most 262,144 elements of all operands and results on the way, has 300,000" in why_not(wide)
+    assert "needs at most 262,144 elements of all operands and intermediate results, has 300,000" in why_not(wide)
     far = dev.empty((1 << 10,), "f32").strided((2, 2), (0, 1))
     assert not why_not(dp.EinsumRequest("ab,bc->ac", [far, far], library="own"))
 
@@ -124,7 +127,7 @@ def test_what_is_on_the_way_is_near_unless_it_is_asked_for():
     shapes = [(200, 200), (200, 1), (1, 20)]
     request = request_of("ab,bc,cd->ad", *shapes, dtype="f64")
     row = next(row for row in OWN_ROWS if row.dtypes[0] is F64)
-    assert "needs at most 163,840 bytes of operands and results on the way at a time" in why_not(request, row)
+    assert "needs at most 163,840 bytes of operands and intermediate results at a time" in why_not(request, row)
     assert not why_not(request_of("ab,bc,cd->ad", *shapes, dtype="f64", library="own"), row)
 
 

@@ -163,9 +163,9 @@ def test_drawn_contractions_are_products_once_permuted(dev, executor, rng):
             np.testing.assert_allclose(result.numpy(), 1.5 * np.einsum(spec, *arrays), rtol=1e-11, atol=1e-11)
     assert counts.keys() == {  # whatever could be permuted was
         "taken",
-        "needs an operand to permute",  # it is a product as it lies
-        "needs modes of two tensors at least",
-        "needs a mode that is summed over or of one operand alone",
+        "needs an operand that must be permuted",  # it is a product as it lies
+        "needs each mode in at least two tensors",
+        "needs a mode that is summed over or that only one operand has",
     }
 
 

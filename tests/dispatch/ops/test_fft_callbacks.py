@@ -148,7 +148,10 @@ def test_a_request_with_a_ready_callback_goes_to_a_child_process(rng):
         request = dp.CallbackDftRequest(sup.device.array(x), "r2c", axes=1, load=window, store=Callback.magnitude())
         np.testing.assert_allclose(sup.submit(request).result(60).numpy(), np.abs(np.fft.rfft(x * w)))
         lines = dp.CallbackDftRequest(sup.device.array(x), load=Callback("return x;", lambda x: x))
-        with pytest.raises(BadRequest, match="numpy: got a function that does not pickle; expected one of a module"):
+        with pytest.raises(
+            BadRequest,
+            match="numpy: got a function that cannot be pickled; expected a function that a child process can import",
+        ):
             sup.submit(lines).result(60)
     for callback in (Callback.scale(2.0), Callback("return x;", lambda x: x, {"n": np.float32(3), "m": np.int8(-3)})):
         assert pickle.loads(pickle.dumps(callback)).key == callback.key
@@ -174,7 +177,7 @@ def needs_more(x, y):
 def test_a_function_that_returns_nothing_is_refused():
     nothing = Callback("return x;", lambda x: None if len(x) else x)
     for sides in ({"load": nothing}, {"store": nothing}):
-        with pytest.raises(BadRequest, match="a function that returns nothing"):
+        with pytest.raises(BadRequest, match="a function that returns None"):
             dp.fft.fft(dp.device("host").array(np.ones(4)), **sides)
 
 
@@ -190,7 +193,7 @@ def test_a_function_that_returns_nothing_is_refused():
         ),
         (("return x;", same, {"float": 1}), "the name 'float'"),
         (("return x;", same, {"a b": 1}), "the name 'a b'"),
-        (("return x;", same, {f"p{n}": n for n in range(20)}), "operands: got 20 operands; expected 15 at most"),
+        (("return x;", same, {f"p{n}": n for n in range(20)}), "operands: got 20 operands; expected at most 15"),
         (("return x;", same, {"y": 1}, ("z",)), "broadcast: got 'z'; expected names of operands: y"),
         (("return x;", same, {}, (), "f8e4m3"), "dtype: got f8e4m3; expected real, complex, or one of"),
         (("return x;", same, {}, (), "number"), "dtype: got 'number'"),
@@ -229,7 +232,7 @@ def test_callbacks_that_do_not_fit_a_transform_are_refused_by_name(dev):
         (
             z,
             {"kind": "r2c"},
-            r"a: got c64\[4, 6\]; expected real numbers, for R2C. Hint: or load, which makes them real",
+            r"a: got c64\[4, 6\]; expected real numbers, for R2C. Hint: pass a load callback that makes them real",
         ),
         (
             z,
@@ -239,7 +242,7 @@ def test_callbacks_that_do_not_fit_a_transform_are_refused_by_name(dev):
         (
             a,
             {"store": Callback("return x;", same, dtype="f32")},
-            "store: got complex numbers .* expected f32, which it",
+            "store: got complex numbers .* expected f32, the numbers that it writes",
         ),
         (
             a,

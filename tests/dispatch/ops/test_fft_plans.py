@@ -215,7 +215,7 @@ def test_plans_of_cufft_are_bounded_in_bytes(executor, monkeypatch):
 
 def test_a_problem_that_cufft_refuses_is_a_row_s_refusal(executor):
     executor.library.refused.add((8,))
-    with pytest.raises(Refused, match=r"cuFFT has no plan of sizes \[8\]"):
+    with pytest.raises(Refused, match=r"cuFFT has no plan for sizes \[8\]"):
         ran(executor, dp.device("host").zeros((8,), "c64"))
     assert not executor.library.plans
 

@@ -121,10 +121,10 @@ def test_torch_s_tensors(rng):
 
 REFUSED = {
     "devices": [
-        ("cuda:0", 64, {}, "a list, a GPU for each part"),
+        ("cuda:0", 64, {}, "a list with a GPU for each part"),
         (["host"], 64, {}, "2 to 16"),
         (["host"] * 17, (64, 64), {}, "2 to 16"),
-        (["host"] * 3, 64, {}, "2, 4, 8, 16 of them"),
+        (["host"] * 3, 64, {}, "2, 4, 8, 16 GPUs"),
         ([0, 1], 64, {}, "Devices or their names"),
     ],
     "shape": [
@@ -144,9 +144,9 @@ REFUSED = {
         (TWO, "64", {}, "an integer, or a tuple"),
     ],
     "batch": [
-        (["host"] * 4, 8, {"batch": 3}, "one transform at least for each"),
-        (TWO, 8, {"batch": 1}, "None is one transform"),
-        (TWO, 8, {"batch": True}, "one transform at least"),
+        (["host"] * 4, 8, {"batch": 3}, "at least one transform for each"),
+        (TWO, 8, {"batch": 1}, "with None, one transform"),
+        (TWO, 8, {"batch": True}, "at least one transform"),
     ],
     "dtype": [(TWO, 64, {"dtype": "f16"}, "c64 or c128"), (TWO, 64, {"dtype": "x"}, "a dtype")],
 }

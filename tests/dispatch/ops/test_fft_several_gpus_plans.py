@@ -186,7 +186,7 @@ def test_what_cufft_refuses_says_what_to_do(gpus):
 def test_a_gpu_without_room(gpus, monkeypatch):
     def work(devices, library):
         monkeypatch.setattr(library, "_XtMakePlanMany", lambda *_: 2)
-        with pytest.raises(OutOfMemory, match=r"cuFFT has no memory for 1 transform.*cuda:1: .* MiB are free"):
+        with pytest.raises(OutOfMemory, match=r"cuFFT has not enough memory for 1 transform.*cuda:1: .* MiB are free"):
             dp.fft.MultiGpuPlan(devices, (33, 34))
 
     gpus(work)
@@ -194,7 +194,7 @@ def test_a_gpu_without_room(gpus, monkeypatch):
 
 def test_gpus_of_two_architectures_and_the_host_beside_one(gpus):
     def work(devices, library):
-        with pytest.raises(BadRequest, match="GPUs, or the host several times"):
+        with pytest.raises(BadRequest, match="only GPUs, or only the host, repeated"):
             dp.fft.MultiGpuPlan([devices[0], "host"], (33, 34))
         devices[1].arch = dp.Arch(90)
         with pytest.raises(BadRequest, match="GPUs of one architecture"):

@@ -155,14 +155,14 @@ def test_products_alike_are_one_group_and_alpha_may_change(executor, dev, rng):
 def test_what_the_library_has_no_kernel_for_is_refused_in_its_words(executor, dev):
     executor.library.status = NOT_SUPPORTED
     one = [dev.zeros((4, 4))]
-    with pytest.raises(Refused, match="cublasGemmGroupedBatchedEx says status 15"):
+    with pytest.raises(Refused, match="cublasGemmGroupedBatchedEx returned status 15"):
         ROWS[-2].call(GroupedMatmulListRequest(one, one), executor, ROWS[-2])
 
 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"alpha": "tensor"}, "needs alpha as a number, has one on the device"),
+        ({"alpha": "tensor"}, "needs alpha as a number, has a tensor"),
         ({"epilogue": evt.relu(evt.accumulator())}, "needs an epilogue of alpha · acc"),
     ],
     ids=["alpha", "epilogue"],
@@ -176,7 +176,7 @@ def test_what_cublas_does_not_take_of_lists_is_refused(options, reason, dev):
 
 def test_groups_whose_ends_lie_on_the_device_are_refused(dev):
     a, b, ends = dev.zeros((4, 8), "f16"), dev.zeros((2, 8, 8), "f16"), dev.array([1, 4], "i32")
-    with pytest.raises(NoRow, match="needs products as lists, whose extents the host knows"):
+    with pytest.raises(NoRow, match="needs lists of operands, whose extents are known on the host"):
         grouped_matmul(a, b, ends, library="cublas")
 
 

@@ -155,9 +155,9 @@ def test_minres_says_where_m_is_not_positive_definite_and_absolute_values_are(on
 def test_requests_with_blocks_say_what_they_lack():
     a, b = S.sparse_tensor(sp.eye_array(10, format="csr")), DEV.array(np.ones(10))
     for m, words in (
-        (None, "M: got None; expected the inverses that the request block_jacobi gives"),
+        (None, "M: got None; expected the inverses that the request block_jacobi returns"),
         (np.ones(10), r"M: got f64\[10\].*expected f64\[blocks, size, size\]"),
-        (np.ones((2, 4, 4)), r"M: got f64\[2, 4, 4\].*as many blocks as 10 rows have"),
+        (np.ones((2, 4, 4)), r"M: got f64\[2, 4, 4\].*as many blocks as 10 rows need"),
         (np.ones((4, 4, 4)), "M: got"),
         (np.ones((3, 4, 3)), "M: got"),
         (np.ones((1, 33, 33)), "M: got .*size 1 to 32"),
@@ -176,7 +176,7 @@ def test_the_functions_of_sparse_take_blocks(rng):
         absolute = op == "minres"
         matrix = S.sparse_tensor(a)
         blocks = S.block_jacobi(matrix, 4, absolute=absolute)
-        assert repr(blocks) == f"BlockJacobi(6 of 4 rows{', absolute' if absolute else ''}, of {matrix!r})"
+        assert repr(blocks) == f"BlockJacobi(6 blocks of 4 rows{', absolute' if absolute else ''}, of {matrix!r})"
         assert blocks.shape == (24, 24)
         inverses = blocks.inverses.numpy().copy()
         bsr = a.tobsr((4, 4))

@@ -251,13 +251,13 @@ REFUSED = {
     "a: got f32.5.; expected a matrix": lambda dev: dp.svd(dev.zeros((5,))),
     "f32, f64, c64 or c128.*dev.array.x, 'f64'": lambda dev: dp.qr(dev.zeros((3, 3), "i32")),
     "b: got f32.4, 2.; expected f32.3, k., or f32.3.": lambda dev: dp.solve(dev.zeros((3, 3)), dev.zeros((4, 2))),
-    "b: got f64.3, 2.; expected f32, as a is": lambda dev: dp.solve(dev.zeros((3, 3)), dev.zeros((3, 2), "f64")),
-    "x.*None. makes a column": lambda dev: dp.solve(dev.zeros((2, 3, 3)), dev.zeros((2, 3))),
+    "b: got f64.3, 2.; expected f32, the dtype of a": lambda dev: dp.solve(dev.zeros((3, 3)), dev.zeros((3, 2), "f64")),
+    "x.*None. makes each vector a column": lambda dev: dp.solve(dev.zeros((2, 3, 3)), dev.zeros((2, 3))),
     "trans: got 3": lambda dev: dp.lu_solve(dev.zeros((3, 3)), dev.zeros((3,), "i64"), dev.zeros((3,)), trans=3),
     "pivots: got i32.3.; expected i64": lambda dev: dp.lu_solve(
         dev.zeros((3, 3)), dev.zeros((3,), "i32"), dev.zeros((3,))
     ),
-    "places from 0 to 2": lambda dev: dp.lu_solve(
+    "pivots from 0 to 2": lambda dev: dp.lu_solve(
         dev.array(np.eye(3)), dev.array(np.arange(3)), dev.zeros((3,), "f64")
     ),
     "QrMode: REDUCED, COMPLETE, R, RAW": lambda dev: dp.qr(dev.zeros((3, 3)), mode="economy class"),

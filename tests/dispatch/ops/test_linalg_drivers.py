@@ -68,7 +68,7 @@ def test_what_is_refused_says_which_driver_it_wants(dev):
 
 def test_explain_says_that_rows_will_race(dev):
     told = explain(dp.SvdRequest(dev.zeros((6, 6)), autotune=True), H100)
-    assert "3 rows take it, and race when it first runs" in str(told)
+    assert "3 rows take it; they are timed when it first runs" in str(told)
     assert not explain(dp.SvdRequest(dev.zeros((6, 6))), H100).tuned
     assert not explain(dp.SvdRequest(dev.zeros((6, 6)), autotune=True)).tuned  # on the host nothing is timed
 
@@ -81,8 +81,8 @@ def test_explain_says_which_row_has_won(dev, monkeypatch):
     monkeypatch.setattr(dev, "arch", H100)
     told = explain(request)
     assert told.row is second
-    assert "won a race of 3 rows" in str(told)
-    assert str(dict(told.refusals)[first.name][0]) == "takes it, and did not win the race"
+    assert "was the fastest of 3 rows" in str(told)
+    assert str(dict(told.refusals)[first.name][0]) == "takes it, but was not the fastest"
 
 
 def test_the_functions_take_both(dev, rng):
@@ -125,8 +125,8 @@ def test_gmres_of_more_rows_than_columns_is_refused_with_its_reason(dev):
 
 
 UNREFINED = {
-    "precision: got F32; expected a lower one than that of f32": {"precision": "f32"},
-    "refinement: got GMRES with 2 right sides; expected one .*classical": {"refinement": "gmres"},
+    "precision: got F32; expected a precision below that of f32": {"precision": "f32"},
+    "refinement: got GMRES with 2 right-hand sides; expected one .*classical": {"refinement": "gmres"},
     "max_iterations: got 0": {"max_iterations": 0},
     "FactorPrecision: F32, TF32, BF16, F16": {"precision": "fp8"},
 }
@@ -137,5 +137,5 @@ def test_choices_that_refinement_has_not_are_refused(said, dev):
     for kind in (dp.RefinedSolveRequest, dp.RefinedLstsqRequest):
         with pytest.raises(BadRequest, match=said):
             kind(dev.zeros((4, 4)), dev.zeros((4, 2)), **UNREFINED[said])
-    with pytest.raises(BadRequest, match="as many rows as columns or more"):
+    with pytest.raises(BadRequest, match="at least as many rows as columns"):
         dp.refined_lstsq(dev.zeros((3, 4)), dev.zeros((3, 2)))

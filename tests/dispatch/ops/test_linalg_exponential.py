@@ -117,11 +117,11 @@ def test_a_status_says_what_is_wrong_and_what_helps(dev):
     out, info = dp.linalg.expm(dev.array(many), check=False)
     assert info.numpy().tolist() == [0, 1, 2, 2]
     assert np.isnan(out.numpy()).all(axis=(1, 2)).tolist() == [False, True, True, True]
-    with pytest.raises(LinAlgError, match=r"expm: the 1-norm is too large .* of matrix \[1\] \(3 .*squarings=40 takes"):
-        dp.linalg.expm(dev.array(many))
     with pytest.raises(
-        LinAlgError, match=r"expm: the 1-norm is NaN or infinite\. Hint: the matrix has such an element"
+        LinAlgError, match=r"expm: the 1-norm is too large .* of matrix \[1\] \(3 .*use squarings=40 for"
     ):
+        dp.linalg.expm(dev.array(many))
+    with pytest.raises(LinAlgError, match=r"expm: the 1-norm is NaN or infinite\. Hint: the matrix contains a NaN"):
         dp.linalg.expm(dev.array(many[2]))
     with pytest.raises(LinAlgError, match=r"denominator of Padé's approximant is singular \(info 5\)"):
         dp.linalg.check_info("expm", dev.array([5], "i32"))

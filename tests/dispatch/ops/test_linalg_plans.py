@@ -253,13 +253,13 @@ def test_a_capture_is_refused_before_geev_is_asked_for_its_workspace(executor, m
     """To ask ends the caller's capture: seen on an H200 with cuSOLVER 12.0."""
 
     def refuse(what, *, always):
-        raise BadRequest("stream", "a stream under capture", f"another for {what}" if always else "")
+        raise BadRequest("stream", "a stream under capture", f"no capture for {what}" if always else "")
 
     executor.refuse_capture = refuse
     monkeypatch.setitem(stand_in.X, "Xgeev", None)
     request = dp.EigRequest(dp.device("host").array(rng.standard_normal((6, 6))))
     row = select(request, Arch(90))
-    with pytest.raises(BadRequest, match="capture; expected another for geev"):
+    with pytest.raises(BadRequest, match="capture; expected no capture for geev"):
         row.call(request, executor, row)
 
 

@@ -148,8 +148,8 @@ def test_small_matrices_are_this_library_s_and_others_can_be_asked_for(shape, de
 def test_what_the_kernels_do_not_take_is_refused_in_plain_words(dev):
     large, small, oblong = dev.zeros((65, 65)), dev.zeros((8, 8)), dev.zeros((4, 5))
     refused = {
-        "needs matrices of 64 rows or fewer, has 65": requests_of(large),
-        "needs 64 right sides or fewer, has 65": (dp.SolveRequest(small, dev.zeros((8, 65))),),
+        "needs matrices of at most 64 rows, has 65": requests_of(large),
+        "needs at most 64 right-hand sides, has 65": (dp.SolveRequest(small, dev.zeros((8, 65))),),
         "needs square matrices, has 4 x 5": (dp.LuFactorRequest(oblong),),
         "needs assume_a=GEN or POS, has SYM": (dp.SolveRequest(small, small, assume_a="sym"),),
         "needs assume_a=GEN, has LOWER": (dp.InvRequest(small, assume_a="lower"),),

@@ -216,14 +216,14 @@ def test_a_matrix_of_small_rank_is_its_largest_singular_values(dtype, dev, rng):
     [
         ("rank: got 4; expected a whole number from 1 to 3", {"rank": 4}),
         ("rank: got 0", {"rank": 0}),
-        ("oversampling: got 2; expected 0 to 1, beside a rank of 2", {"rank": 2, "oversampling": 2}),
+        ("oversampling: got 2; expected 0 to 1, with a rank of 2", {"rank": 2, "oversampling": 2}),
         ("iterations: got -1", {"rank": 2, "iterations": -1}),
     ],
 )
 def test_a_rank_that_is_none_is_refused(said, choices, dev):
     with pytest.raises(BadRequest, match=said):
         dp.randomized_svd(dev.zeros((4, 6)), **choices)
-    with pytest.raises(BadRequest, match="2 rows and columns at least"):
+    with pytest.raises(BadRequest, match="at least 2 rows and columns"):
         dp.randomized_svd(dev.zeros((1, 6)), 1)
     with pytest.raises(BadRequest, match="as many rows as columns"):
         dp.eig(dev.zeros((4, 6)))

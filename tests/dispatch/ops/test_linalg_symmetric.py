@@ -132,7 +132,7 @@ REFUSED = {
     "pivots: got i32.3.; expected i64": lambda dev: dp.ldl_solve(
         dev.zeros((3, 3)), dev.zeros((3,), "i32"), dev.zeros((3,))
     ),
-    "pivots: got .1, 2, 4.; expected those that `ldl` gave": lambda dev: dp.ldl_solve(
+    "pivots: got .1, 2, 4.; expected the factors that `ldl` returned": lambda dev: dp.ldl_solve(
         dev.array(np.eye(3)), dev.array(np.array([1, 2, 4])), dev.zeros((3,), "f64")
     ),
     "pivots: got .-2, 2, 3.": lambda dev: dp.ldl_solve(

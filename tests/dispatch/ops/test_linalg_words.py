@@ -84,7 +84,10 @@ def test_sparse_solvers_take_the_same_names(name):
         (lambda: L.solve(A, B, assume_a="lower triangular"), "SYM, HER. dispatch.trsm(a, b, uplo='lower') solves with"),
         (lambda: L.solve(A, B, assume_a="upper"), "SYM, HER. dispatch.trsm(a, b, uplo='upper') solves with"),
         (lambda: L.solve(A, B, assume_a="tridiagonal"), "dispatch.gtsv(dl, d, du, b)"),
-        (lambda: L.inv(A, assume_a="sym"), "UPPER. GEN takes it with both triangles; dispatch.solve with the identity"),
+        (
+            lambda: L.inv(A, assume_a="sym"),
+            "UPPER. pass the full matrix with GEN, or use dispatch.solve with the identity",
+        ),
     ],
 )
 def test_a_name_of_the_other_function_is_refused_with_what_to_do(call, words):

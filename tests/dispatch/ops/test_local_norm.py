@@ -110,7 +110,7 @@ def test_operands_that_do_not_fit_are_refused_by_name(dev):
         LrnBwdRequest(x, x, other)
     with pytest.raises(BadRequest, match="means"):
         DivisiveNormRequest(x, other)
-    with pytest.raises(BadRequest, match="2 to 3 axes of space"):
+    with pytest.raises(BadRequest, match="2 to 3 spatial axes"):
         DivisiveNormRequest(dev.zeros((1, 2, 3)))
     with pytest.raises(BadRequest, match="dy"):
         DivisiveNormBwdRequest(x, None)

@@ -146,7 +146,7 @@ def test_what_the_library_says_no_to_is_refused_as_the_plan_is_made(executor, de
     monkeypatch.setattr(bound, "kernels", lambda _, call: call() and None)
     executor.library.status = stand_in.NOT_SUPPORTED
     request = dp.MatmulRequest(dev.zeros((4, 4)), dev.zeros((4, 4)), out=dev.zeros((4, 4)))
-    with pytest.raises(Refused, match="cublasGemmEx says status 15"):
+    with pytest.raises(Refused, match="cublasGemmEx returned status 15"):
         cublas_gemm.plan(request, executor, of((F32, F32)))
 
 

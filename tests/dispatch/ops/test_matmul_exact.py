@@ -283,14 +283,14 @@ def test_a_compiler_that_is_missing_or_too_old_is_a_refusal_with_the_way_out(mon
     executor = Executor()
     executor.device = type("Old", (), {"arch": Arch(35)})()
     request = dp.MatmulRequest(a, a, epilogue=E.GELU)
-    with pytest.raises(Refused, match=r"NVRTC gives no kernels(?s:.*)reduced_precision=True"):
+    with pytest.raises(Refused, match=r"NVRTC compiles no kernel(?s:.*)reduced_precision=True"):
         exact.plan(request, executor, select(request, Arch(90)))
 
     def fail(*_):
         raise NvrtcError("nvrtc", "nvrtcCompileProgram", 6, "NVRTC_ERROR_COMPILATION")
 
     monkeypatch.setattr(exact_kernels, "compiled", fail)
-    with pytest.raises(Refused, match="NVRTC gives no kernels"):
+    with pytest.raises(Refused, match="NVRTC compiles no kernel"):
         exact_kernels.cubin("sm_99", BF16)
 
 
@@ -313,7 +313,7 @@ def test_a_gelu_in_f64_is_exact_unless_the_request_allows_less(arch, epilogue):
 
 def test_where_the_exact_one_is_refused_nobody_gets_the_other_without_a_word(monkeypatch):
     def refuse(*_):
-        raise Refused("NVRTC gives no kernel")
+        raise Refused("NVRTC compiles no kernel")
 
     dev = dp.device("host")
     a = dev.zeros((8, 8), "f64")
@@ -322,7 +322,7 @@ def test_where_the_exact_one_is_refused_nobody_gets_the_other_without_a_word(mon
     with pytest.raises(NoRow) as caught:
         dp.matmul(a, a, epilogue=E.GELU)
     assert "needs reduced_precision=True for epilogue GELU, has False" in str(caught.value)
-    assert "NVRTC gives no kernel" in str(caught.value)
+    assert "NVRTC compiles no kernel" in str(caught.value)
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)

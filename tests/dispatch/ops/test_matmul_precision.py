@@ -190,9 +190,9 @@ def test_where_no_algorithm_is_precise_this_librarys_kernels_do_it(monkeypatch):
 
 def test_where_there_are_no_kernels_either_the_refusal_says_how_to_go_on(monkeypatch):
     def refuse(*_):
-        raise Refused("NVRTC gives no kernels")
+        raise Refused("NVRTC compiles no kernel")
 
     Library(monkeypatch, *[(FUSED, BEHIND)] * 12)
     monkeypatch.setattr(exact, "functions", refuse)
-    with pytest.raises(Refused, match="NVRTC gives no kernels; reduced_precision=True"):
+    with pytest.raises(Refused, match="NVRTC compiles no kernel; reduced_precision=True"):
         bound()

@@ -95,10 +95,10 @@ def test_channels_that_come_last_stay_there(dev, rng):
 
 # fmt: off
 REFUSED = [  # shape of x, fields, the operand that is named, what was given, what was expected
-    ((3, 4),       {"window": 2},                             "x",       "f32[3, 4]", "1 to 3 axes of space"),
-    ((1, 1, 4, 4), {"window": (2, 2, 2)},                     "window",  "(2, 2, 2)", "each of 2 axes"),
+    ((3, 4),       {"window": 2},                             "x",       "f32[3, 4]", "1 to 3 spatial axes"),
+    ((1, 1, 4, 4), {"window": (2, 2, 2)},                     "window",  "(2, 2, 2)", "each of 2 spatial axes"),
     ((1, 1, 4, 4), {"window": 0},                             "window",  "0",         "from 1"),
-    ((1, 1, 4, 4), {"window": 5},                             "window",  "(5, 5)",    "no larger"),
+    ((1, 1, 4, 4), {"window": 5},                             "window",  "(5, 5)",    "at most the padded image"),
     ((1, 1, 4, 4), {"window": 2, "padding": 2},               "padding", "(2, 2)",    "less than the window"),
     ((1, 1, 4, 4), {"window": 2, "stride": 0},                "stride",  "0",         "from 1"),
     ((1, 1, 4, 4), {"window": 2, "padding": -1},              "padding", "-1",        "from 0"),
@@ -120,7 +120,7 @@ def test_a_refusal_names_operand_given_and_expected(shape, fields, operand, give
 
 def test_the_gradient_wants_what_the_forward_pass_gave(dev):
     x, y = dev.zeros((1, 1, 4, 4)), dev.zeros((1, 1, 2, 2))
-    with pytest.raises(BadRequest, match="what the forward pass gave"):
+    with pytest.raises(BadRequest, match="like the output of the forward pass"):
         PoolingBwdRequest(x, x, y, 2)
     with pytest.raises(BadRequest, match="as y is"):
         PoolingBwdRequest(x, y, x, 2)

@@ -101,7 +101,7 @@ REFUSED = [  # shape of x, fields, the operand that is named, what was given, wh
     ((),     {"axes": 0},                                "axes",      "0",        "none"),
     ((3, 0), {"axes": 1},                                "x",         "[3, 0]",   "at least one element"),
     ((3, 4), {"reduce": 0},                              "reduce",    "0",        "ReduceOp"),
-    ((3, 4), {"indices": True},                          "indices",   "True",     "for ADD is no element"),
+    ((3, 4), {"indices": True},                          "indices",   "True",     "result of ADD is not an element"),
     ((3, 4), {"keepdims": 1},                            "keepdims",  "1",        "bool"),
     ((3, 4), {"out_dtype": "f31"},                       "out_dtype", "f31",      "dtype"),
 ]

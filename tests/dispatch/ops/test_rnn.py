@@ -167,10 +167,10 @@ def test_a_state_is_there_where_masks_are_drawn_and_moves_on(dev):
     assert RnnRequest(x, weights, network).repeatable
     dispatch.run(request)
     assert (states.numpy() != before).any()
-    rnn(x, weights, network, dropout=0.5)  # nothing is dropped in inference
-    with pytest.raises(BadRequest, match="states: got nothing; expected what dropout is drawn from"):
+    rnn(x, weights, network, dropout=0.5)  # there is no dropout in inference
+    with pytest.raises(BadRequest, match="states: got nothing; expected the random states for dropout"):
         RnnRequest(x, weights, network, training=True, dropout=0.5)
-    with pytest.raises(BadRequest, match="nothing is dropped"):
+    with pytest.raises(BadRequest, match="there is no dropout"):
         RnnRequest(x, weights, network, dropout=0.5, states=states)
     with pytest.raises(BadRequest, match=r"dropout: got 1\.0"):
         RnnRequest(x, weights, network, dropout=1.0)
@@ -195,7 +195,7 @@ def test_a_network_that_cannot_be_is_refused(fields, operand):
 
 
 def test_a_projection_is_smaller_than_the_state():
-    wanted = "projection: got 1; expected 0 for none, or a size smaller than hidden_size, which is 1"
+    wanted = "projection: got 1; expected 0 for no projection, or a size below hidden_size, 1"
     with pytest.raises(BadRequest, match=wanted):
         Network("LSTM", 3, 1, projection=1)
     assert Network("LSTM", 3, 2, projection=1).output_size == 1
@@ -220,17 +220,17 @@ def test_lengths_that_change_in_place_are_read_anew(dev):
     for lengths[1] in (2, 4):
         y = rnn(x, weights, network, lengths=lengths)[0].numpy()
         assert (y != 0).any(axis=-1).sum(axis=0).tolist() == [5, lengths[1]]
-    with pytest.raises(BadRequest, match=r"list of 2 whole numbers, one a sequence\. Hint: x\.tolist\(\) makes a list"):
+    with pytest.raises(BadRequest, match=r"list of 2 whole numbers, one per sequence\. Hint: x\.tolist\(\) converts"):
         rnn(x, weights, network, lengths=dev.array(np.array([5, 2])))
 
 
 REFUSED = [  # fields that are changed, the operand that is named, what was given, what was expected
     ({"x": (5, 3)},                      "x",        "f32[5, 3]",     "(steps, sequences, 3)"),
     ({"x": (5, 3, 4)},                   "x",        "f32[5, 3, 4]",  "(steps, sequences, 3)"),
-    ({"x": (5, 0, 3)},                   "x",        "f32[5, 0, 3]",  "none of them 0"),
+    ({"x": (5, 0, 3)},                   "x",        "f32[5, 0, 3]",  "no extent of 0"),
     ({"weights": (7,)},                  "weights",  "f32[7]",        "f32[84]"),
     ({"hx": (1, 3, 5)},                  "hx",       "f32[1, 3, 5]",  "f32[1, 3, 4]"),
-    ({"cx": (1, 3, 4)},                  "cx",       "a tensor",      "GRU has no cells"),
+    ({"cx": (1, 3, 4)},                  "cx",       "a tensor",      "GRU has no cell state"),
     ({"lengths": (5, 5)},                "lengths",  "(5, 5)",        "list of 3 whole numbers"),
     ({"lengths": (5, 0, 5)},             "lengths",  "0",             "from 1 to 5"),
     ({"lengths": (5, 6, 5)},             "lengths",  "6",             "from 1 to 5"),
@@ -262,7 +262,7 @@ def test_a_reserve_space_of_another_pass_is_refused(dev):
     network = Network(M.GRU, 3, 4, bias=False)
     x, weights = dev.zeros((5, 3, 3)), dev.zeros((84,))
     y, _, reserve = rnn(x, weights, network, training=True)
-    with pytest.raises(BadRequest, match="pass on what training=True gave"):
+    with pytest.raises(BadRequest, match="pass the reserve that training=True returned"):
         rnn_bwd_data(y, y, weights, reserve[:-16], network)
     with pytest.raises(BadRequest, match="a dense u8 tensor"):
         RnnBwdDataRequest(y, y, weights, x, network)

@@ -90,7 +90,7 @@ def test_pages_hide_nothing_that_a_sequence_has(host, rng):
     for value in (np.nan, np.inf):
         garbage = {name: np.where(unused, value, arrays[name]).astype(np.float16) for name in "kv"}
         np.testing.assert_array_equal(run(k=garbage["k"]), clean)
-        with pytest.raises(BadRequest, match="v: got NaN or infinity behind a sequence's end"):
+        with pytest.raises(BadRequest, match="v: got NaN or infinity after a sequence's end"):
             run(v=garbage["v"])
     for name in "kv":
         inside = arrays[name].copy()
@@ -124,7 +124,7 @@ def test_a_query_with_a_score_that_is_not_finite_has_no_weights_that_are(host, r
         ("seq_len_q", [3, 0], "lengths from 0 to 2"),
         ("seq_len_kv", [13, 0], "lengths from 0 to 12"),
         ("seq_len_kv", [-1, 6], "lengths from 0 to 12"),
-        ("seq_len_kv", [12, 0], "lengths of 1 or more where keys are in pages"),
+        ("seq_len_kv", [12, 0], "lengths of 1 or more with keys in pages"),
         ("page_table_k", [[5, 0, 7], [1, 6, 2]], "pages from 0 to 6 of k"),
         ("page_table_v", [[5, 0, 3], [1, -1, 2]], "pages from 0 to 6 of v"),
     ],

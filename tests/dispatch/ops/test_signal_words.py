@@ -45,7 +45,7 @@ def test_what_a_signal_lacks_is_named():
         (lambda: generator.choice(2, 3, p=[0.5 + 2j, 0.5]), "p: got an array of complex128"),
         (lambda: generator.chisquare(1e31, 3), "df: got 1e"),
         (lambda: dp.fft.fft(np.ones(8), load=scaled), "expected some of x, raw, i, at, shape"),
-        (lambda: dp.signal.istft(spectrum, nperseg=8, noverlap=7, boundary=False), "Hint: boundary=True"),
+        (lambda: dp.signal.istft(spectrum, nperseg=8, noverlap=7, boundary=False), "Hint: with boundary=True"),
     ):
         with pytest.raises(BadRequest, match=words):
             call()

@@ -241,7 +241,7 @@ def test_another_number_of_blocks_is_refused_and_nothing_is_written(executor):
         request = dp.Csr2bsrRequest(*a, block=(2, 2), nnzb=nnzb)
         made = {name: DEV.array(np.full(out.shape, 7), out.dtype) for name, out in request.outputs().items()}
         for call in (lambda request: run(request, executor), dp.run):
-            with pytest.raises(BadRequest, match=f"nnzb: got {nnzb}; expected 2, as csr2bsr_nnz counts them"):
+            with pytest.raises(BadRequest, match=f"nnzb: got {nnzb}; expected 2, the number that csr2bsr_nnz counts"):
                 call(request.replace(**made))
         assert all((tensor.numpy() == 7).all() for tensor in made.values())
 
@@ -254,7 +254,7 @@ def test_rows_that_are_not_sorted_are_refused_and_counted(executor):
     for call in (lambda request: run(request, executor), dp.run):
         with pytest.raises(
             BadRequest,
-            match=r"columns: got 2 unsorted elements; expected sorted ones in each row. Hint: dispatch\.sparse\.sort",
+            match=r"columns: got 2 unsorted elements; expected sorted elements in each row. Hint: dispatch\.sparse\.sort",
         ):
             call(request.replace(**made))
     assert all((tensor.numpy() == 7).all() for tensor in made.values())
@@ -340,19 +340,19 @@ def refused():
     blocks = S.tobsr(a, (3, 2))
     wide = blocks.form._replace(shape=(3, 2**31), block=(3, 2))
     return {
-        "blocks that do not divide the rows": (lambda: S.tobsr(a, (2, 2)), r"blocksize: got \(2, 2\); expected rows and columns that divide those of a matrix \[3, 4\]. Hint: fill"),
+        "blocks that do not divide the rows": (lambda: S.tobsr(a, (2, 2)), r"blocksize: got \(2, 2\); expected rows and columns that divide those of a matrix \[3, 4\]. Hint: pad"),
         "blocks that do not divide the columns": (lambda: dp.csr2bsr_nnz(*a, block=(3, 3)), r"block: got \(3, 3\); expected rows and columns that divide"),
         "blocks larger than the matrix": (lambda: S.tobsr(a, (6, 4)), r"blocksize: got \(6, 4\)"),
         "blocks of nothing": (lambda: S.tobsr(a, (0, 2)), "blocksize: got 0"),
         "one number for a block": (lambda: S.tobsr(a, 2), r"blocksize: got 2; expected rows and columns of a block, such as \(2, 2\)"),
         "half a row": (lambda: S.tobsr(a, (1.5, 2)), "blocksize: got 1.5"),
-        "blocks of blocks": (lambda: dp.csr2bsr(*blocks, block=(3, 2), nnzb=2), "form.format: got BSR; expected CSR. Hint: dispatch.sparse.tocsr makes one"),
+        "blocks of blocks": (lambda: dp.csr2bsr(*blocks, block=(3, 2), nnzb=2), "form.format: got BSR; expected CSR. Hint: dispatch.sparse.tocsr converts to CSR"),
         "blocks of columns": (lambda: dp.csr2bsr_nnz(*a.T, block=(2, 3)), "form.format: got CSC; expected CSR"),
         "elements of elements": (lambda: dp.bsr2csr(*a), "form.format: got CSR; expected BSR"),
         "fewer than no blocks": (lambda: dp.csr2bsr(*a, block=(3, 2), nnzb=-1), "nnzb: got -1"),
         "more blocks than elements": (lambda: dp.csr2bsr(*a, block=(3, 2), nnzb=12), "nnzb: got 12"),
-        "another number": (lambda: S.tobsr(a, (3, 2), nnzb=1), "nnzb: got 1; expected 2, as csr2bsr_nnz counts them"),
-        "columns beyond 31 bits": (lambda: dp.bsr2csr(*blocks.parts[:3], wide), "columns: got i32.*; expected i64, for there are 2147483648 columns"),
+        "another number": (lambda: S.tobsr(a, (3, 2), nnzb=1), "nnzb: got 1; expected 2, the number that csr2bsr_nnz counts"),
+        "columns beyond 31 bits": (lambda: dp.bsr2csr(*blocks.parts[:3], wide), "columns: got i32.*; expected i64, because there are 2147483648 columns"),
         "an index beyond the matrix": (lambda: dp.bsr2csr(blocks.values, blocks.rows, OWN.array(np.array([0, 2], "i4")), blocks.form), "columns: got 1 indices beyond the matrix"),
         "an element beyond the matrix": (lambda: dp.csr2bsr_nnz(a.values, a.rows, OWN.array(np.full(a.nnz, 4, "i4")), a.form, block=(3, 2)), "columns: got 11 indices beyond the matrix"),
         "offsets for results of another dtype": (lambda: dp.bsr2csr(*blocks, out_rows=OWN.zeros((4,), "i64")), r"out_rows: got i64\[4\]; expected i32\[4\]"),
@@ -374,7 +374,7 @@ def test_elements_beyond_31_bits_need_wide_offsets(monkeypatch):
     a = S.sparse_tensor(sp.csr_array(np.ones((4, 4))), device=DEV)
     blocks = S.tobsr(a, (2, 2))
     monkeypatch.setattr(bsr_conversions, "MAX_I32", 15)
-    with pytest.raises(BadRequest, match=r"rows: got i32\[3\]; expected i64, for there are 16 elements"):
+    with pytest.raises(BadRequest, match=r"rows: got i32\[3\]; expected i64, because there are 16 elements"):
         dp.bsr2csr(*blocks)
     wide = S.bsr(blocks.values, blocks.rows.astype("i64"), blocks.columns, (4, 4))
     _, rows, columns = dp.bsr2csr(*wide)

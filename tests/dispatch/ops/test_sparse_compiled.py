@@ -246,10 +246,10 @@ def refused():
         "no identity": (lambda: S.Semiring(ADD, ADD, None), "identity: got None; expected a number"),
         "no lines": (lambda: S.SparseOperator("  ", np.add), "code: got '  '; expected lines of CUDA C"),
         "no function": (lambda: S.SparseOperator("return a;", 3), "numpy: got 3; expected a function of two arrays"),
-        "an order of complex numbers": (lambda: S.spmm_op(wide, b.astype("c128"), "min_plus"), "semiring: got min_plus; expected plus_times, for complex numbers have no order"),
-        "a complex identity": (lambda: S.spmm_op(a, b, S.Semiring(ADD, ADD, 1j)), "semiring.identity: got 1j; expected a real number, as A is f64"),
-        "another format": (lambda: S.spmm_op(a.T, b), "form.format: got CSC; expected CSR, the one format of spmm_op"),
-        "another height": (lambda: S.spmm_op(a, b[:2]), "b: got f64.2, 2.; expected f64.3, …., as A is .2, 3."),
+        "an order of complex numbers": (lambda: S.spmm_op(wide, b.astype("c128"), "min_plus"), "semiring: got min_plus; expected plus_times, because complex numbers have no order"),
+        "a complex identity": (lambda: S.spmm_op(a, b, S.Semiring(ADD, ADD, 1j)), "semiring.identity: got 1j; expected a real number, because A is f64"),
+        "another format": (lambda: S.spmm_op(a.T, b), "form.format: got CSC; expected CSR, the only format that spmm_op"),
+        "another height": (lambda: S.spmm_op(a, b[:2]), "b: got f64.2, 2.; expected f64.3, …., because A is .2, 3."),
         "another c": (lambda: S.spmm_op(a, b, c=b), "c: got f64.3, 2.; expected f64.2, 2., the shape of the result"),
         "a c of another dtype": (lambda: S.spmm_op(a, b, c=b[:2].astype("f32")), "c: got f32.2, 2.; expected f64, the dtype of the result"),
         "b of another dtype": (lambda: S.spmm_op(a, b.astype("f32")), "b: got f32.3, 2.; expected f64, as values is"),
@@ -261,7 +261,7 @@ def refused():
         "indices from 1 on": (lambda: by_cusparse(dp.SpmvOpRequest, S.csr(a.values, a.rows, a.columns, (2, 3), base=1), b[:, 0].copy()), "needs base 0, has 1"),
         "columns of 64 bits": (lambda: by_cusparse(dp.SpmvOpRequest, S.csr(a.values, a.rows.astype("i64"), a.columns.astype("i64"), (2, 3)), b[:, 0].copy()), "needs columns of i32, has i64"),
         "an epilogue that is none": (lambda: S.spmv_op(a, b[:, 0].copy(), "return x;"), "epilogue: got 'return x;'; expected a SparseOperator"),
-        "an x of another length": (lambda: S.spmv_op(a, b[0]), "x: got f64.2.; expected f64.3., as A is .2, 3."),
+        "an x of another length": (lambda: S.spmv_op(a, b[0]), "x: got f64.2.; expected f64.3., because A is .2, 3."),
     }  # fmt: skip
 
 
@@ -275,7 +275,7 @@ def test_what_does_not_pickle_stays_behind():
     own = S.Semiring(S.SparseOperator("return a;", lambda a, _: a), ADD, 0)
     there = pickle.loads(pickle.dumps(own))
     assert (there.multiply.code, there.add.numpy) == ("return a;", np.add)
-    with pytest.raises(BadRequest, match="a function that does not pickle"):
+    with pytest.raises(BadRequest, match="a function that cannot be pickled"):
         there.multiply.of("multiply", np.ones(1), np.ones(1))
     for ready in NAMED_SEMIRINGS.values():
         assert pickle.loads(pickle.dumps(ready)) == ready
@@ -284,7 +284,7 @@ def test_what_does_not_pickle_stays_behind():
 def test_a_library_that_does_not_take_it_refuses_the_row(executor, rng):
     _, a = graph(rng)
     executor.library.refused.add("cusparseSpMMOp_createPlan")
-    with pytest.raises(Refused, match="cusparseSpMMOp_createPlan does not take it"):
+    with pytest.raises(Refused, match="cusparseSpMMOp_createPlan rejects the request"):
         made(dp.SpmmOpRequest(*a, DEV.array(np.ones((7, 2)))), executor)
 
 
@@ -346,9 +346,9 @@ def test_an_epilogue_of_rows_links_whatever_a_row_is_counted_in(dtype, given, ro
 
 
 WRONG = {
-    "multiply": ("return a * q;", r"semiring.multiply: got semiring.multiply.code, of which line 1, `return a \* q;`, does not compile: identifier \"q\" is undefined; expected CUDA C\+\+ that returns a Number; it has a and b"),
+    "multiply": ("return a * q;", r"semiring.multiply: got semiring.multiply.code, of which line 1, `return a \* q;`, does not compile: identifier \"q\" is undefined; expected CUDA C\+\+ that returns a Number; it can read a and b"),
     "add": ("if (a < b)\n    return a;\nreturn c;", "semiring.add: got semiring.add.code, of which line 3, `return c;`, does not compile: identifier \"c\" is undefined"),
-    "epilogue": ("sum = c;", "semiring.epilogue: got semiring.epilogue.code, of which line 1, `sum = c;`, does not compile: missing return statement.*it has sum and c"),
+    "epilogue": ("sum = c;", "semiring.epilogue: got semiring.epilogue.code, of which line 1, `sum = c;`, does not compile: missing return statement.*it can read sum and c"),
 }  # fmt: skip
 
 

@@ -94,10 +94,10 @@ def test_nvrtc_compiles_epilogues_of_rows(dtype, name, rng):
 
 
 LINES = {
-    "multiply": ("return a * q;", r"semiring.multiply: got semiring.multiply.code, of which line 1, `return a \* q;`, does not compile: identifier \"q\" is undefined; expected CUDA C\+\+ that returns a Number; it has a and b"),
+    "multiply": ("return a * q;", r"semiring.multiply: got semiring.multiply.code, of which line 1, `return a \* q;`, does not compile: identifier \"q\" is undefined; expected CUDA C\+\+ that returns a Number; it can read a and b"),
     "add": ("if (a < b)\n    return a;\nreturn STEPS;", "semiring.add: got semiring.add.code, of which line 3, `return STEPS;`, does not compile: identifier \"STEPS\" is undefined"),
-    "epilogue": ("sum = c;", "semiring.epilogue: got semiring.epilogue.code, of which line 1, `sum = c;`, does not compile: missing return statement.*it has sum and c"),
-    "of rows": ("return x * THREADS;", "epilogue: got epilogue.code, of which line 1, `return x . THREADS;`, does not compile: identifier \"THREADS\" is undefined.*it has row and x"),
+    "epilogue": ("sum = c;", "semiring.epilogue: got semiring.epilogue.code, of which line 1, `sum = c;`, does not compile: missing return statement.*it can read sum and c"),
+    "of rows": ("return x * THREADS;", "epilogue: got epilogue.code, of which line 1, `return x . THREADS;`, does not compile: identifier \"THREADS\" is undefined.*it can read row and x"),
 }  # fmt: skip
 
 

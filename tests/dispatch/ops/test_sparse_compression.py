@@ -187,10 +187,10 @@ def test_another_number_of_elements_is_refused_and_nothing_is_written(nnz, kind,
     a = DEV.array(np.diag([1.0, 2.0, 3.0, 4.0]))
     request = dp.DenseToSparseRequest(a, nnz=nnz, format=kind)
     compression = {name: DEV.array(np.full(out.shape, 7), out.dtype) for name, out in request.outputs().items()}
-    with pytest.raises(BadRequest, match=f"nnz: got {nnz}; expected 4, as dense_nnz counts them"):
+    with pytest.raises(BadRequest, match=f"nnz: got {nnz}; expected 4, the number that dense_nnz counts"):
         run(request.replace(**compression), executor)
     assert all((tensor.numpy() == 7).all() for tensor in compression.values())
-    with pytest.raises(BadRequest, match="expected 0, as dense_nnz counts them"):
+    with pytest.raises(BadRequest, match="expected 0, the number that dense_nnz counts"):
         run(dp.DenseToSparseRequest(DEV.zeros((0, 3), "f64"), nnz=1), executor)
 
 

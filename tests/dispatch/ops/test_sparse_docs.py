@@ -90,7 +90,7 @@ def test_the_table_of_algorithms_says_which_products_take_them():
 def test_a_matrix_that_has_no_view_as_its_transpose_says_what_has():
     sp = pytest.importorskip("scipy.sparse")
     matrix = sp.csr_array(np.array([[4.0, 1, 0, 0], [0, 4, 1, 2], [0, 1, 4, 0], [3, 0, 1, 3]]))
-    for given, hint in ((matrix.tocoo(), "trans='t' of a product"), (matrix.tobsr((2, 2)), "")):
+    for given, hint in ((matrix.tocoo(), "trans='t' to a product"), (matrix.tobsr((2, 2)), "")):
         a = dp.sparse.sparse_tensor(given)
         with pytest.raises(
             BadRequest, match=r"Hint: dispatch\.sparse\.tocsr\(a\)\.T" + (", or " if hint else "$")

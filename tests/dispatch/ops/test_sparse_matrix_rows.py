@@ -95,7 +95,7 @@ def test_something_is_added_to_a_matrix_without_elements():
     request = dp.SpmmRequest(*a, b, c=c, beta=2)
     assert select(request, H200).library == "own"
     np.testing.assert_array_equal(dp.run(request).numpy(), np.full((2, 5), 6.0))
-    with pytest.raises(NoRow, match="needs a matrix with elements where something is added"):
+    with pytest.raises(NoRow, match="needs a matrix with elements if an operand is added"):
         select(request.replace(library="cusparse"), H200)
 
 

@@ -170,7 +170,7 @@ def test_it_is_asked_for_factors_that_are_kept_where_cudss_is_not_there(rng):
     assert select(request.replace(stamp=None), Arch(90), Without()).library == "cusolverSp"
     assert select(request.replace(assume_a="pos"), Arch(90), Without()).library == "cusolverSp"
     for changed, words in (
-        ({"stamp": None}, "needs a stamp and a fixed pattern, as splu gives them"),
+        ({"stamp": None}, "needs a stamp and a fixed pattern, as splu passes them"),
         ({"assume_a": "pos"}, "needs assume_a other than pos"),
         ({"form": request.form._replace(base=1)}, "needs base 0, has 1"),
         ({"memory": "hybrid"}, "needs memory device, has hybrid"),

@@ -124,7 +124,7 @@ def test_a_matrix_that_is_not_structured_is_refused(rng):
         BadRequest, match=r"a: got f16\[16, 32\]; expected at most 2 of 4 along the columns. Hint: prune"
     ):
         S.compress(dense, validate=True)
-    with pytest.raises(BadRequest, match="128 groups of more; expected 2 of 4"):
+    with pytest.raises(BadRequest, match="128 groups with more nonzeros; expected 2 of 4"):
         S.compress(dense)
     found = dp.check_2_4(dense)
     assert (found.dtype.name, found.shape, found.tolist()) == ("i32", (1,), [1])
@@ -226,36 +226,36 @@ def clipped(b):
 
 BAD = {
     "rows of no multiple": (lambda: S.prune(DEV.zeros((24, 64), "f16")), r"a: got f16\[24, 64\]; expected rows and columns that are multiples of 16"),
-    "columns of no multiple": (lambda: S.prune(DEV.zeros((32, 48), "i8")), "multiples of 32, as structured matrices of i8 have"),
+    "columns of no multiple": (lambda: S.prune(DEV.zeros((32, 48), "i8")), "multiples of 32, as structured matrices of i8 need"),
     "f32 of no multiple": (lambda: S.prune(DEV.zeros((8, 12), "f32")), "multiples of 8"),
     "no elements": (lambda: S.prune(DEV.zeros((0, 64), "f16")), r"a: got f16\[0, 64\]"),
     "a vector": (lambda: S.prune(DEV.zeros((64,), "f16")), r"expected a matrix \(rows, k\), or a batch"),
     "f64": (lambda: S.prune(DEV.zeros((32, 64), "f64")), "a: got f64.*expected one of f16, bf16, i8, f8e4m3, f8e5m2, f32"),
     "an out of another shape": (lambda: S.prune(DEV.zeros((32, 64), "f16"), out=DEV.zeros((64, 32), "f16")), r"out: got f16\[64, 32\]; expected f16\[32, 64\]"),
     "another algorithm": (lambda: S.prune(DEV.zeros((32, 64), "f16"), algorithm="row"), "algorithm: got 'row'; expected a PruneAlgorithm: TILE, STRIP"),
-    "no form": (lambda: dp.matmul_2_4(DEV.zeros((8,), "u8"), (32, 64), DEV.zeros((64, 8), "f16")), "form: got.*expected a StructuredForm. Hint: a StructuredTensor a unpacks"),
+    "no form": (lambda: dp.matmul_2_4(DEV.zeros((8,), "u8"), (32, 64), DEV.zeros((64, 8), "f16")), "form: got.*expected a StructuredForm. Hint: pass a StructuredTensor as"),
     "another k": (lambda: dp.matmul_2_4(*compressed(), DEV.zeros((32, 16), "f16")), r"b: got f16\[32, 16\]; expected f16\[64, n\]"),
     "another dtype": (lambda: dp.matmul_2_4(*compressed(), DEV.zeros((64, 16), "bf16")), r"b: got bf16\[64, 16\]; expected f16"),
-    "b transposed": (lambda: dp.matmul_2_4(*compressed(), DEV.zeros((16, 64), "f16")), "Hint: b.mT has its last axes exchanged"),
+    "b transposed": (lambda: dp.matmul_2_4(*compressed(), DEV.zeros((16, 64), "f16")), "Hint: b.mT exchanges the last two axes"),
     "n of no multiple": (lambda: dp.matmul_2_4(*compressed(), DEV.zeros((64, 12), "f16")), "expected n a multiple of 8, as dense matrices of f16"),
     "too few bytes": (lambda: dp.matmul_2_4(compressed().data[:-1], compressed().form, DEV.zeros((64, 16), "f16")), r"a: got u8\[2303\]; expected u8\[2304\]"),
-    "bytes of a GPU": (lambda: dp.matmul_2_4(compressed().data, compressed().form._replace(made_by="cusparseLt 0.8.1 sm_90"), DEV.zeros((64, 16), "f16")), "form.made_by: got 'cusparseLt 0.8.1 sm_90'; expected bytes that .* has compressed on the host"),
+    "bytes of a GPU": (lambda: dp.matmul_2_4(compressed().data, compressed().form._replace(made_by="cusparseLt 0.8.1 sm_90"), DEV.zeros((64, 16), "f16")), "form.made_by: got 'cusparseLt 0.8.1 sm_90'; expected bytes that were compressed on the host"),
     "a bias for columns": (lambda: dp.matmul_2_4(*compressed(), DEV.zeros((64, 16), "f16"), bias=DEV.zeros((16,), "f16")), r"bias: got f16\[16\]; expected f16\[32\]: a number for each row of D"),
     "a bias of f32": (lambda: dp.matmul_2_4(*compressed(), DEV.zeros((64, 16), "f16"), bias=DEV.zeros((32,), "f32")), r"bias: got f32\[32\]; expected f16\[32\]"),
     "a beta without c": (lambda: dp.matmul_2_4(*compressed(), DEV.zeros((64, 16), "f16"), beta=1), "beta: got 1; expected 0 without c"),
-    "a beta_vector alone": (lambda: dp.matmul_2_4(*compressed(), DEV.zeros((64, 16), "f16"), beta_vector=DEV.zeros((32,), "f32")), "beta_vector: got.*none without c and alpha_vector"),
-    "alpha twice": (lambda: dp.matmul_2_4(*compressed(), DEV.zeros((64, 16), "f16"), alpha=2, alpha_vector=DEV.zeros((32,), "f32")), "alpha: got 2; expected 1 beside alpha_vector"),
+    "a beta_vector alone": (lambda: dp.matmul_2_4(*compressed(), DEV.zeros((64, 16), "f16"), beta_vector=DEV.zeros((32,), "f32")), "beta_vector: got.*None without c and alpha_vector"),
+    "alpha twice": (lambda: dp.matmul_2_4(*compressed(), DEV.zeros((64, 16), "f16"), alpha=2, alpha_vector=DEV.zeros((32,), "f32")), "alpha: got 2; expected 1 with alpha_vector"),
     "a complex alpha": (lambda: dp.matmul_2_4(*compressed(), DEV.zeros((64, 16), "f16"), alpha=1j), "alpha: got 1j; expected a"),
-    "a bound without ReLU": (lambda: dp.matmul_2_4(*compressed(), DEV.zeros((64, 16), "f16"), upper_bound=6), "activation: got.*expected RELU, for which upper_bound"),
+    "a bound without ReLU": (lambda: dp.matmul_2_4(*compressed(), DEV.zeros((64, 16), "f16"), upper_bound=6), "activation: got.*expected RELU, the only activation with upper_bound"),
     "a factor without GELU": (lambda: dp.matmul_2_4(*compressed(), DEV.zeros((64, 16), "f16"), gelu_scaling=2), "activation: got.*expected GELU"),
     "a threshold of infinity": (lambda: dp.matmul_2_4(*compressed(), DEV.zeros((64, 16), "f16"), activation="relu", threshold=np.inf), "threshold: got inf"),
     "0 parts": (lambda: dp.matmul_2_4(*compressed(), DEV.zeros((64, 16), "f16"), split_k=0), "split_k: got 0; expected 1 or more parts"),
-    "two batches": (lambda: dp.matmul_2_4(*S.compress(DEV.zeros((2, 32, 64), "f16")), DEV.zeros((3, 64, 16), "f16")), "expected a batch of 2, as a is, or one matrix"),
-    "a c to be broadcast": (lambda: dp.matmul_2_4(*compressed(), DEV.zeros((64, 16), "f16"), c=DEV.zeros((32,), "f16")), r"c: got f16\[32\]; expected \[32, 16\], as D has"),
+    "two batches": (lambda: dp.matmul_2_4(*S.compress(DEV.zeros((2, 32, 64), "f16")), DEV.zeros((3, 64, 16), "f16")), "expected a batch of 2, like a, or one matrix"),
+    "a c to be broadcast": (lambda: dp.matmul_2_4(*compressed(), DEV.zeros((64, 16), "f16"), c=DEV.zeros((32,), "f16")), r"c: got f16\[32\]; expected \[32, 16\], the shape of D"),
     "an out that overlaps b": (lambda: clipped(DEV.zeros((64, 16), "f16")), "out: got memory that overlaps b"),
-    "a product of the other side": (lambda: DEV.zeros((16, 32), "f16") @ compressed(), "expected a transposed one: its groups lie along k"),
-    "a transposed one on the left": (lambda: compressed().T @ DEV.zeros((32, 16), "f16"), "expected one that is not transposed"),
-    "T of a batch": (lambda: S.compress(DEV.zeros((2, 32, 64), "f16")).T, "a.mT has the last two axes exchanged"),
+    "a product of the other side": (lambda: DEV.zeros((16, 32), "f16") @ compressed(), "expected a transposed matrix, because its groups are along k"),
+    "a transposed one on the left": (lambda: compressed().T @ DEV.zeros((32, 16), "f16"), "expected a matrix that is not transposed"),
+    "T of a batch": (lambda: S.compress(DEV.zeros((2, 32, 64), "f16")).T, "a.mT exchanges the last two axes"),
 }  # fmt: skip
 
 
@@ -278,10 +278,10 @@ NOT_TAKEN = {
     "a batch with gaps": (lambda: dp.check_2_4(DEV.zeros((2, 48, 64), "f16")[:, :32]), "needs a without gaps"),
     "c as a number beside a vector": (lambda: dp.matmul_2_4(*S.compress(DEV.zeros((32, 64), "i8")), DEV.zeros((16, 64), "i8").T, c=DEV.zeros((32, 16), "i32"), alpha_vector=DEV.zeros((32,), "f32")), "needs beta_vector for c"),
     "steps": (lambda: dp.matmul_2_4(*compressed(), DEV.zeros((64, 32), "f16")[:, ::2]), "needs b row-major or column-major"),
-    "c of another order": (lambda: dp.matmul_2_4(*compressed(), DEV.zeros((64, 16), "f16"), c=DEV.zeros((16, 32), "f16").T, out=DEV.zeros((32, 16), "f16")), "needs c laid out as out"),
+    "c of another order": (lambda: dp.matmul_2_4(*compressed(), DEV.zeros((64, 16), "f16"), c=DEV.zeros((16, 32), "f16").T, out=DEV.zeros((32, 16), "f16")), "needs c with the layout of out"),
     "c that prints as out does": (lambda: dp.matmul_2_4(*S.compress(DEV.zeros((1, 32, 64), "f16")).parts, DEV.zeros((1, 64, 16), "f16"), c=DEV.zeros((2, 32, 16), "f16")[::2]), r"has f16\[1, 32, 16\] with element strides \(1024, 16, 1\) and \(512, 16, 1\)"),
     "a that is no dense memory": (lambda: dp.compress_2_4(DEV.zeros((32, 128), "f16")[:, :64]), "needs a dense in memory"),
-    "out of another order": (lambda: dp.prune_2_4(DEV.zeros((32, 64), "f16"), out=DEV.zeros((64, 32), "f16").T), "needs out laid out as a"),
+    "out of another order": (lambda: dp.prune_2_4(DEV.zeros((32, 64), "f16"), out=DEV.zeros((64, 32), "f16").T), "needs out with the layout of a"),
     "a bias with steps": (lambda: dp.matmul_2_4(*compressed(), DEV.zeros((64, 16), "f16"), bias=DEV.zeros((64,), "f16")[::2]), "needs bias dense"),
     "a dtype of D": (lambda: dp.matmul_2_4(*compressed(), DEV.zeros((64, 16), "f16"), out_dtype="f32"), "needs dtypes"),
 }  # fmt: skip
@@ -300,10 +300,10 @@ def test_an_array_is_no_structured_tensor():
         np.asarray(a)
     with pytest.raises(BadType, match="a: got a ndarray; expected a StructuredTensor"):
         S.matmul(np.zeros((32, 64)), DEV.zeros((64, 16), "f16"))
-    with pytest.raises(BadRequest, match="expected one that is not transposed"):
+    with pytest.raises(BadRequest, match="expected a matrix that is not transposed"):
         dp.matmul_2_4(*a.T, DEV.zeros((64, 16), "f16"))
     broken = S.StructuredTensor(DEV.array(np.full(144, 255, "u1")), dp.StructuredForm((8, 8), "f32"))
-    with pytest.raises(BadRequest, match="places beyond a group"):
+    with pytest.raises(BadRequest, match="indices beyond a group"):
         broken.todense()
 
 
@@ -322,14 +322,14 @@ def test_what_has_dtypes_of_ml_dtypes_is_taken():
 
 LINEAR = {  # what is given as x, its dtype, and what is said
     "dtype": ((8, 32), "f4", r"f32\[8, 32\]; expected f16\[…, 32\].*Hint: x\.astype\('f16'\)"),
-    "k": ((8, 16), "f2", r"f16\[8, 16\]; expected f16\[…, 32\], as the compressed matrix is \[64, 32\]"),
+    "k": ((8, 16), "f2", r"f16\[8, 16\]; expected f16\[…, 32\], because the compressed matrix is \[64, 32\]"),
     "k of a batch": ((2, 4, 16), "f2", r"f16\[2, 4, 16\]; expected f16\[…, 32\]"),
     "lines": (
         (3, 5, 32),
         "f2",
-        r"f16\[3, 5, 32\], with 15 in all; expected a multiple of 8 lines.*fill it up with zeros",
+        r"f16\[3, 5, 32\] .lines: 15.; expected a multiple of 8 lines.*pad it with zeros",
     ),
-    "one line": ((32,), "f2", r"f16\[32\], with 1 in all; expected a multiple of 8"),
+    "one line": ((32,), "f2", r"f16\[32\] .lines: 1.; expected a multiple of 8"),
     "no axis": ((), "f2", r"one number, without axes; expected a tensor f16\[…, 32\]"),
 }
 
