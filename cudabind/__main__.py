@@ -103,7 +103,7 @@ def _run(arguments: list[str] | None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     listing = commands.add_parser("list", help="every library: version, functions, path, or what to install")
     listing.add_argument("--json", action="store_true", help="print a list of objects")
-    listing.add_argument("--wide", action="store_true", help="fold no line and leave no column out on a terminal")
+    listing.add_argument("--wide", action="store_true", help="show all columns on a terminal, without wrapping lines")
     options = parser.parse_args(arguments)
     show_whole_lines(options.wide)
     tell_pipes()

@@ -36,7 +36,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print the error, with a similar option or command, and exit with status 2."""
         mistake(self.prog, f"{message}{_meant(message, self._option_string_actions)}")
-        sys.stderr.write(f"`{self.prog} --help` shows what there is\n")
+        sys.stderr.write(f"`{self.prog} --help` lists the arguments\n")
         raise SystemExit(2)
 
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 OVERRIDE = "CUDABIND_{}_PATH"
 HINT = (
-    "take both from one place: install them together, or set {} and {} to files of one release. If another package has "
-    "brought the second into this process, take the first from that place, or use it before that package is imported"
+    "use both from one place: install them together, or set {} and {} to files of one release. If another package has "
+    "loaded the second into this process, use the first from the same place, or use it before that package is imported"
 )
 UNMET = r"(/[^:;]*): undefined symbol: ([^\s,;]+)(?:, version ([^\s,;]+))?"
 
@@ -46,13 +46,16 @@ def check_parts(row: Library, dll: ctypes.CDLL) -> None:
     path = _dl.origin(dll)
     parts = sorted(Path(path).parent.glob(row.parts))
     if not parts:
-        text = f"{path} lies apart from its own parts: there is no {row.parts} beside it."
+        text = f"{path} is not in the same folder as its own parts: there is no {row.parts} beside it."
         raise LibraryMismatch(row.name, text=text, hint=f"set {variable(row)} to a folder that holds all of them")
     for part in parts:
         used = _dl.loaded(part.name)
         if used is not None and not os.path.samefile(used, part):
-            text = f"{path} does not belong to {used}, which is already in this process."
-            hint = f"set {variable(row)} to {os.path.dirname(used)}, or use {row.name} before what brought that one in"
+            text = f"{path} does not match {used}, which is already loaded in this process."
+            hint = (
+                f"set {variable(row)} to {os.path.dirname(used)}, or use {row.name} before the package that loads"
+                " that one"
+            )
             raise LibraryMismatch(row.name, text=text, hint=hint)
 
 
@@ -69,7 +72,7 @@ def check_linked(row: Library, opened: Opened, need: Library) -> None:
     folders = dict.fromkeys([os.path.dirname(opened.path), *_dl.search_path(opened.dll)])
     candidates = [file for folder in folders if os.path.isfile(file := os.path.join(folder, name))]
     if candidates and not any(os.path.samefile(file, used) for file in candidates):
-        raise mismatch(row, opened, need, used, f"which is already in this process; its own is {candidates[0]}")
+        raise mismatch(row, opened, need, used, f"which is already loaded in this process; its own is {candidates[0]}")
 
 
 def check_in_use(user: Library, opened: Opened, need: Library, path: str) -> None:
@@ -90,7 +93,7 @@ def mismatch(row: Library, opened: Opened, other: Library, path: str, why: str, 
     # A library with a twin, such as libcublas, reports the version of the twin that it is linked with.
     first = f"{row.file} ({opened.path})" if row.twin else f"{row.file} {opened.version} ({opened.path})"
     second = f"{other.file} {version} ({path})" if version else f"{other.file} ({path})"
-    text = f"{first} does not belong to {second}, {why}."
+    text = f"{first} does not match {second}, {why}."
     return LibraryMismatch(row.name, text=text, hint=HINT.format(variable(row), variable(other)))
 
 
@@ -101,7 +104,11 @@ def unmet(row: Library, message: str) -> LibraryMismatch | None:
         return None
     file, symbol, soname = match.groups()
     used = _dl.loaded(soname) if soname else None
-    lacking = f"{used}, which is already in this process, does" if used else f"the {soname or 'one'} that it finds does"
+    lacking = (
+        f"{used}, which is already loaded in this process, does"
+        if used
+        else f"the {soname or 'one'} that it finds does"
+    )
     text = f"{os.path.realpath(file)} needs {symbol}, and {lacking} not have it: the two are of different releases."
     needing, needed = _row_of(os.path.basename(file)) or row, _row_of(soname) if soname else None
     hint = HINT.format(variable(needing), variable(needed) if needed else "the other's")

@@ -175,7 +175,7 @@ def _refuse_second_copy(row: Library, variable: str, file: Path) -> None:
     """Raise if another copy is loaded already: cuda-python loads by soname, and would go on using that one."""
     used = _dl.loaded(file.name)
     if used is not None and file.exists() and not os.path.samefile(used, file):
-        text = f"{variable} names {file}, but {used} is already in this process, and cuda-python calls that one."
+        text = f"{variable} names {file}, but {used} is already loaded in this process, and cuda-python calls that one."
         raise LibraryMismatch(row.name, text=text, hint=f"set {variable} before Python starts, or unset it")
 
 

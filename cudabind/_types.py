@@ -88,12 +88,12 @@ class Writable:
             return value
         if isinstance(value, SHARED):
             hint = "an address, byref(x), an array, or ctypes.create_string_buffer(data)"
-            raise TypeError(f"{type(value).__name__} is no memory that a library may write to; pass {hint}")
+            raise TypeError(f"{type(value).__name__} is not writable memory; pass {hint}")
         try:
             return ctypes.c_void_p.from_param(value)
         except TypeError:  # its text is only "wrong type"
             hint = "byref(x) of an object or an array of ctypes, x.ctypes.data of NumPy's"
-            raise TypeError(f"{type(value).__name__} is no address; pass one, {hint}") from None
+            raise TypeError(f"{type(value).__name__} is not an address; pass one: {hint}") from None
 
 
 class Whole:
@@ -110,7 +110,7 @@ class Whole:
             if isinstance(value, int):
                 if low <= value <= high:
                     return convert(value) if wide else value
-                raise OverflowError(f"{int(value)} is not between {low} and {high}, which the library can take")
+                raise OverflowError(f"{int(value)} is not between {low} and {high}, the range of this parameter")
             if isinstance(value, kind):
                 return value
             if hasattr(value, "__index__"):  # a NumPy integer

@@ -80,11 +80,11 @@ class _Guarded:
         try:
             return value.value if isinstance(value, self.kind) else self.kind(value).value
         except (TypeError, AttributeError):
-            wanted = f"{self.kind.__name__} is what the library wants"
-            raise TypeError(f"a function given as {self.name} returned {value!r}; {wanted}") from None
+            wanted = f"the library expects {self.kind.__name__}"
+            raise TypeError(f"a function passed as {self.name} returned {value!r}; {wanted}") from None
 
     def call_nothing(self, *_: object) -> None:
-        raise ReleasedCallback(f"a library called a function, given as {self.name}, that had been released")
+        raise ReleasedCallback(f"a library called a function, passed as {self.name}, that was already released")
 
 
 class Callback(CFuncPtr):
@@ -109,7 +109,7 @@ class Callback(CFuncPtr):
         if isinstance(value, cls):
             return _keep(value)
         if isinstance(value, CFuncPtr) or not callable(value):
-            raise TypeError(f"{type(value).__name__} is no {cls.__name__}; pass a Python function, or None for NULL")
+            raise TypeError(f"{type(value).__name__} is not a {cls.__name__}; pass a Python function, or None for NULL")
         with _lock:
             key = (cls, *_identity(value))
             if key not in _given:
@@ -167,7 +167,7 @@ def release(function: Callable[..., Any]) -> None:
     with _lock:
         callbacks = [each for each in _kept.values() if each is function or _is_of(each, function)]
         if not callbacks:
-            raise ValueError(f"{function!r} is no function that a library was given, or has been released")
+            raise ValueError(f"{function!r} was not passed to a library, or has been released")
         for callback in callbacks:
             guarded = callback._guarded
             if guarded is not None:

@@ -25,8 +25,8 @@ NO_GPU = (
     "no driver or GPU that the library can use: check nvidia-smi, CUDA_VISIBLE_DEVICES and the driver's version; or an "
     "earlier fault, after which no handle can be made: driver.cuCtxSynchronize() raises it"
 )
-CUDNN_REASON = "cudnnGetLastErrorString tells the reason; CUDNN_LOGLEVEL_DBG=2 CUDNN_LOGDEST_DBG=stderr prints it"
-NO_MEMORY = "free memory, or call with less workspace; what a memory pool keeps the library cannot have"
+CUDNN_REASON = "cudnnGetLastErrorString returns the reason; CUDNN_LOGLEVEL_DBG=2 CUDNN_LOGDEST_DBG=stderr prints it"
+NO_MEMORY = "free memory, or use less workspace; memory that a memory pool holds is not available to the library"
 
 
 class CudaError(Exception):

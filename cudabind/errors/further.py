@@ -30,13 +30,13 @@ class NvjpegError(CudaError):
     """A nvJPEG call returned another status than ``NVJPEG_STATUS_SUCCESS``. nvJPEG has no words for a status."""
 
     HINTS: ClassVar[dict[str, str]] = {
-        "NVJPEG_STATUS_NOT_INITIALIZED": f"the handle was never made, or is destroyed already, or {NO_GPU}",
+        "NVJPEG_STATUS_NOT_INITIALIZED": f"the handle was never created, or is already destroyed, or {NO_GPU}",
         "NVJPEG_STATUS_ALLOCATOR_FAILURE": NO_MEMORY,
         "NVJPEG_STATUS_EXECUTION_FAILED": RAN,
         "NVJPEG_STATUS_INTERNAL_ERROR": RAN,
-        "NVJPEG_STATUS_INCOMPLETE_BITSTREAM": "the data end before the picture does: is the file whole?",
-        "NVJPEG_STATUS_JPEG_NOT_SUPPORTED": "nvJPEG takes baseline and progressive pictures of 8 bits",
-        "NVJPEG_STATUS_IMPLEMENTATION_NOT_SUPPORTED": "take another nvjpegBackend_t: not each has each feature",
+        "NVJPEG_STATUS_INCOMPLETE_BITSTREAM": "the data end before the image does: the file may be truncated",
+        "NVJPEG_STATUS_JPEG_NOT_SUPPORTED": "nvJPEG supports baseline and progressive images of 8 bits",
+        "NVJPEG_STATUS_IMPLEMENTATION_NOT_SUPPORTED": "use another nvjpegBackend_t: not all backends have all features",
     }
 
 
@@ -44,7 +44,7 @@ class Nvjpeg2kError(CudaError):
     """A nvJPEG2000 call returned another status than ``NVJPEG2K_STATUS_SUCCESS``. nvJPEG2000 has no words."""
 
     HINTS: ClassVar[dict[str, str]] = {
-        "NVJPEG2K_STATUS_NOT_INITIALIZED": f"the handle was never made, or is destroyed already, or {NO_GPU}",
+        "NVJPEG2K_STATUS_NOT_INITIALIZED": f"the handle was never created, or is already destroyed, or {NO_GPU}",
         "NVJPEG2K_STATUS_ALLOCATOR_FAILURE": NO_MEMORY,
         "NVJPEG2K_STATUS_EXECUTION_FAILED": RAN,
         "NVJPEG2K_STATUS_INTERNAL_ERROR": RAN,
@@ -55,7 +55,7 @@ class NvtiffError(CudaError):
     """A nvTIFF call returned another status than ``NVTIFF_STATUS_SUCCESS``. nvTIFF has no words for a status."""
 
     HINTS: ClassVar[dict[str, str]] = {
-        "NVTIFF_STATUS_NOT_INITIALIZED": f"the handle was never made, or is destroyed already, or {NO_GPU}",
+        "NVTIFF_STATUS_NOT_INITIALIZED": f"the handle was never created, or is already destroyed, or {NO_GPU}",
         "NVTIFF_STATUS_ALLOCATOR_FAILURE": NO_MEMORY,
         "NVTIFF_STATUS_EXECUTION_FAILED": RAN,
         "NVTIFF_STATUS_INTERNAL_ERROR": RAN,
@@ -69,10 +69,10 @@ class NvimgcodecError(CudaError):
     """A nvImageCodec call returned another status than ``NVIMGCODEC_STATUS_SUCCESS``. It has no words for a status."""
 
     HINTS: ClassVar[dict[str, str]] = {
-        "NVIMGCODEC_STATUS_NOT_INITIALIZED": "the instance was never made, or is destroyed already",
+        "NVIMGCODEC_STATUS_NOT_INITIALIZED": "the instance was never created, or is already destroyed",
         "NVIMGCODEC_STATUS_ALLOCATOR_FAILURE": NO_MEMORY,
         "NVIMGCODEC_STATUS_EXECUTION_FAILED": RAN,
-        "NVIMGCODEC_STATUS_CODESTREAM_UNSUPPORTED": "no extension that is loaded takes this format",
+        "NVIMGCODEC_STATUS_CODESTREAM_UNSUPPORTED": "no loaded extension supports this format",
         "NVIMGCODEC_STATUS_MISSED_DEPENDENCIES": "an extension needs a library that is not installed, such as nvJPEG",
     }
 
@@ -117,8 +117,8 @@ class NvvmError(CompilerError):
     """A libNVVM call returned another status than ``NVVM_SUCCESS``. nvvmGetProgramLog has the compiler's messages."""
 
     HINTS: ClassVar[dict[str, str]] = {
-        "NVVM_ERROR_COMPILATION": "nvvmGetProgramLog has the messages",
-        "NVVM_ERROR_INVALID_IR": "nvvmVerifyProgram finds out why, and nvvmGetProgramLog says it",
+        "NVVM_ERROR_COMPILATION": "nvvmGetProgramLog returns the messages",
+        "NVVM_ERROR_INVALID_IR": "nvvmVerifyProgram finds the reason, and nvvmGetProgramLog returns it",
         "NVVM_ERROR_INVALID_OPTION": "nvvmGetProgramLog names the option",
     }
 
@@ -127,7 +127,7 @@ class NvPtxCompilerError(CompilerError):
     """A PTX compiler call returned another status than ``NVPTXCOMPILE_SUCCESS``. nvPTXCompilerGetErrorLog says why."""
 
     HINTS: ClassVar[dict[str, str]] = {
-        "NVPTXCOMPILE_ERROR_COMPILATION_FAILURE": "nvPTXCompilerGetErrorLog has the messages",
+        "NVPTXCOMPILE_ERROR_COMPILATION_FAILURE": "nvPTXCompilerGetErrorLog returns the messages",
         "NVPTXCOMPILE_ERROR_UNSUPPORTED_PTX_VERSION": "the PTX is newer than the compiler",
     }
 
@@ -146,8 +146,8 @@ class NvmlError(CudaError):
     HINTS: ClassVar[dict[str, str]] = {
         "NVML_ERROR_UNINITIALIZED": "call nvmlInit_v2 first",
         "NVML_ERROR_DRIVER_NOT_LOADED": "no NVIDIA driver runs on this machine",
-        "NVML_ERROR_NO_PERMISSION": "only root may, or whom nvidia-smi was told to let",
-        "NVML_ERROR_LIB_RM_VERSION_MISMATCH": "the driver was updated while it was running: load it again",
+        "NVML_ERROR_NO_PERMISSION": "only root may do this, unless nvidia-smi has permitted it to other users",
+        "NVML_ERROR_LIB_RM_VERSION_MISMATCH": "the driver was updated while it was running: reload it",
         "NVML_ERROR_GPU_IS_LOST": "the GPU has fallen off the bus: see dmesg",
         "NVML_ERROR_ARGUMENT_VERSION_MISMATCH": "set the struct's version member to the constant of its name",
     }
@@ -194,7 +194,7 @@ class CustatevecError(CudaError):
         "CUSTATEVEC_STATUS_NOT_INITIALIZED": f"the handle was not made by custatevecCreate, or {NO_GPU}",
         "CUSTATEVEC_STATUS_ALLOC_FAILED": NO_MEMORY,
         "CUSTATEVEC_STATUS_EXECUTION_FAILED": RAN,
-        "CUSTATEVEC_STATUS_INSUFFICIENT_WORKSPACE": "give the workspace that the function's GetWorkspaceSize asks for",
+        "CUSTATEVEC_STATUS_INSUFFICIENT_WORKSPACE": "pass a workspace of the size that GetWorkspaceSize returns",
     }
 
 

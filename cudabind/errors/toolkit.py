@@ -60,9 +60,9 @@ class CufftError(CudaError):
     """A cuFFT or cufftXt call returned another status than ``CUFFT_SUCCESS``. cuFFT has no words for a status."""
 
     HINTS: ClassVar[dict[str, str]] = {
-        "CUFFT_INVALID_PLAN": "the plan was never made, or is destroyed already",
+        "CUFFT_INVALID_PLAN": "the plan was never created, or is already destroyed",
         "CUFFT_ALLOC_FAILED": NO_MEMORY,
-        "CUFFT_INVALID_TYPE": "the plan was made for another transform: C2C, R2C and the others each have their own",
+        "CUFFT_INVALID_TYPE": "the plan was created for another type of transform, such as R2C instead of C2C",
         "CUFFT_INTERNAL_ERROR": f"where even the first plan fails, {NO_GPU}; else {ASK_THE_DRIVER}",
         "CUFFT_EXEC_FAILED": ASK_THE_DRIVER,
         "CUFFT_SETUP_FAILED": NO_GPU,
@@ -77,7 +77,7 @@ class CurandError(CudaError):
     """A cuRAND call returned another status than ``CURAND_STATUS_SUCCESS``. cuRAND has no words for a status."""
 
     HINTS: ClassVar[dict[str, str]] = {
-        "CURAND_STATUS_NOT_INITIALIZED": "the generator was never made, or is destroyed already",
+        "CURAND_STATUS_NOT_INITIALIZED": "the generator was never created, or is already destroyed",
         "CURAND_STATUS_ALLOCATION_FAILED": NO_MEMORY,
         "CURAND_STATUS_TYPE_ERROR": "this kind of generator has no such setting or no such output",
         "CURAND_STATUS_LENGTH_NOT_MULTIPLE": "normals come in pairs, quasirandom numbers per dimension",
@@ -99,8 +99,8 @@ class CusolverError(CudaError):
         "CUSOLVER_STATUS_INVALID_VALUE": "matrices are column-major: a leading dimension is at least the rows",
         "CUSOLVER_STATUS_EXECUTION_FAILED": ASK_THE_DRIVER,
         "CUSOLVER_STATUS_INTERNAL_ERROR": ASK_THE_DRIVER,
-        "CUSOLVER_STATUS_ZERO_PIVOT": "the matrix is singular as far as the numbers tell",
-        "CUSOLVER_STATUS_INVALID_WORKSPACE": "give the workspace that the function's _bufferSize asks for",
+        "CUSOLVER_STATUS_ZERO_PIVOT": "the matrix is numerically singular",
+        "CUSOLVER_STATUS_INVALID_WORKSPACE": "pass a workspace of the size that the function's _bufferSize returns",
     }
 
 
@@ -137,7 +137,7 @@ class CutensorError(CudaError):
         "CUTENSOR_STATUS_ALLOC_FAILED": NO_MEMORY,
         "CUTENSOR_STATUS_NOT_SUPPORTED": "set CUTENSOR_LOG_LEVEL=5 to have the library print its reason",
         "CUTENSOR_STATUS_EXECUTION_FAILED": ASK_THE_DRIVER,
-        "CUTENSOR_STATUS_INTERNAL_ERROR": "extents that disagree end so, too: CUTENSOR_LOG_LEVEL=5 prints the reason",
+        "CUTENSOR_STATUS_INTERNAL_ERROR": "or extents disagree: CUTENSOR_LOG_LEVEL=5 prints the reason",
         "CUTENSOR_STATUS_CUBLAS_ERROR": ASK_THE_DRIVER,
         "CUTENSOR_STATUS_CUDA_ERROR": f"where cutensorCreate fails, {NO_GPU}; else {ASK_THE_DRIVER}",
         "CUTENSOR_STATUS_INSUFFICIENT_WORKSPACE": "ask cutensorEstimateWorkspaceSize or the plan for its size",
@@ -157,7 +157,7 @@ class NcclError(CudaError):
         "ncclInternalError": "NCCL_DEBUG=WARN prints where; ncclGetLastError has the last message",
         "ncclInvalidArgument": "NCCL_DEBUG=WARN prints which argument",
         "ncclInvalidUsage": "ranks disagree, or calls on several communicators are not in one group: NCCL_DEBUG=WARN",
-        "ncclRemoteError": "another rank failed or left: look at its messages, then ncclCommAbort and start anew",
+        "ncclRemoteError": "another rank failed or left: see its messages, then call ncclCommAbort and start again",
         "ncclInProgress": "the communicator does not block: ask ncclCommGetAsyncError until it is done",
     }
 
@@ -166,7 +166,7 @@ class CudaDriverError(CudaError):
     """A driver API call returned another status than ``CUDA_SUCCESS``."""
 
     HINTS: ClassVar[dict[str, str]] = {
-        "CUDA_ERROR_INVALID_VALUE": "a size, a handle or a pointer among the arguments is not what the function takes",
+        "CUDA_ERROR_INVALID_VALUE": "an argument is invalid, such as a size, a handle or a pointer",
         "CUDA_ERROR_OUT_OF_MEMORY": "free memory or make the request smaller",
         "CUDA_ERROR_NOT_INITIALIZED": "call driver.cuInit(0) first",
         "CUDA_ERROR_NO_DEVICE": "the driver sees no GPU: check nvidia-smi and CUDA_VISIBLE_DEVICES",
@@ -197,8 +197,8 @@ class NvrtcError(CompilerError):
     """An NVRTC call returned another status than ``NVRTC_SUCCESS``."""
 
     HINTS: ClassVar[dict[str, str]] = {
-        "NVRTC_ERROR_INVALID_OPTION": "the log names the option; an -arch newer than this NVRTC is one, too",
-        "NVRTC_ERROR_BUILTIN_OPERATION_FAILURE": "libnvrtc-builtins of the same version must lie beside libnvrtc",
+        "NVRTC_ERROR_INVALID_OPTION": "the log names the option, such as an -arch that is newer than this NVRTC",
+        "NVRTC_ERROR_BUILTIN_OPERATION_FAILURE": "libnvrtc-builtins of the same version must be in its folder",
     }
 
 

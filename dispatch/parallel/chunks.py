@@ -1,9 +1,10 @@
 """Choice of the number of chunks of a product, and of what moves them; one is sent while the next is computed.
 
-More chunks hide more of the transfer, but make products that are too small to be fast. If the caller gives no number,
-the ranks measure several numbers the first time, with each variant (NCCL, copies), and agree on the one that is fastest
-on the rank where it is slowest; later calls with the same shapes on the same communicator use it. On the host, where
-nothing overlaps, there is one chunk.
+More chunks hide more of the transfer, but make products that are too small to be fast, and take the host longer. If the
+caller gives no number, the ranks measure several numbers the first time, with each variant (NCCL, copies), and agree on
+the one that is fastest on the rank where it is slowest; later calls with the same shapes on the same communicator use
+it. Small products are measured as a row of calls without waits, as a model makes them: the host is part of the time of
+such a row. On the host, where nothing overlaps, there is one chunk.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dispatch.core.communicator import Communicator
+    from dispatch.device.layout import Array
     from dispatch.parallel.side_stream import SideStream
 
 __all__ = ["cut", "run_in_chunks"]
@@ -30,7 +32,8 @@ __all__ = ["cut", "run_in_chunks"]
 T = TypeVar("T")
 CANDIDATES = (1, 2, 4, 8, 16)
 MIN_ROWS = 128  # the fewest rows of a chunk: smaller products do not fill a GPU
-RUNS = 5  # runs of each candidate; the first is not counted
+TURNS = 5  # measurements of each candidate; the first is not counted
+ROW, MAX_CALLS = 2e-3, 8  # seconds that a row of calls takes at least, and its largest number of calls
 _measured: weakref.WeakKeyDictionary[Communicator, dict[Any, tuple[int, int]]] = weakref.WeakKeyDictionary()
 
 
@@ -61,15 +64,27 @@ def run_in_chunks(
 
 def _fastest(candidates: Sequence[Callable[[], object]], side: SideStream) -> int:
     """The candidate that is fastest on the rank where it is slowest, the same on all ranks. Waits for the GPU."""
-    best = np.full(len(candidates), np.inf)
-    for turn in range(RUNS):
-        for index, run in enumerate(candidates):
-            barrier(comm=side.comm)
-            side.main.synchronize()
-            begun = time.perf_counter()
-            run()
-            side.main.synchronize()
-            if turn:
-                best[index] = min(best[index], time.perf_counter() - begun)
-    slowest = all_reduce(side.device.array(best), comm=side.comm, reduce="max")
-    return int(slowest.numpy().argmin())
+    count, best = 1, np.full(len(candidates), np.inf)
+    for turn in range(TURNS):
+        found = np.array([_seconds(run, count, side) for run in candidates])
+        if turn:
+            best = np.minimum(best, found)
+        else:  # the same number on all ranks, because each call is a collective
+            count = min(MAX_CALLS, 1 + int(ROW / _slowest(found, side).min()))
+    return int(_slowest(best, side).argmin())
+
+
+def _seconds(run: Callable[[], object], count: int, side: SideStream) -> float:
+    """The time of each of `count` calls in a row, which all ranks begin together."""
+    barrier(comm=side.comm)
+    side.main.synchronize()
+    begun = time.perf_counter()
+    for _ in range(count):
+        run()
+    side.main.synchronize()
+    return (time.perf_counter() - begun) / count
+
+
+def _slowest(seconds: Array, side: SideStream) -> Array:
+    """The largest times of all ranks."""
+    return all_reduce(side.device.array(seconds), comm=side.comm, reduce="max").numpy()

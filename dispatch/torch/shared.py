@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch.autograd import forward_ad, profiler
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dispatch.errors import BadRequest
 
@@ -24,9 +25,12 @@ __all__ = [
     "empty_result",
     "is_plain_eager",
     "is_plain_inference",
+    "is_strided",
+    "is_transformed",
     "move_vmap_axis",
     "needs_gradient",
     "on_gpu",
+    "overrides_functions",
     "rows_at_16",
     "rows_of",
 ]
@@ -64,6 +68,30 @@ def is_plain_eager() -> bool:
 def is_plain_inference() -> bool:
     """Whether a call with plain CUDA tensors and without a gradient can bypass torch's dispatcher."""
     return is_plain_eager() and not torch.is_autocast_enabled("cuda")
+
+
+def is_transformed() -> bool:
+    """Whether a call is part of one of torch.func's transforms or of forward-mode AD; False within torch.compile."""
+    return not torch.compiler.is_compiling() and (_in_transform() or forward_ad._current_level >= 0)
+
+
+def is_strided(x: Any) -> bool:
+    """Whether a tensor is elements at strides in memory: neither sparse, nor nested, nor in a library's own layout."""
+    return x.layout is torch.strided and not x.is_nested
+
+
+def overrides_functions(x: Any) -> bool:
+    """Whether a tensor is of a class of a user's or a library's that runs torch's functions in its own way.
+
+    Such are wrappers of other tensors, and subclasses in Python that have no `__torch_dispatch__` of their own.
+    """
+    kind = type(x)
+    return kind not in _PLAIN and (is_traceable_wrapper_subclass(x) or _is_python_subclass(kind))
+
+
+def _is_python_subclass(kind: type) -> bool:
+    """Whether a class, neither Tensor nor Parameter, has a Tensor's memory; that of a fake tensor, e.g., has none."""
+    return getattr(kind, "__torch_dispatch__", None) is torch.Tensor.__torch_dispatch__
 
 
 def on_gpu(x: Any) -> bool:
@@ -234,7 +262,7 @@ def check_tensors(dtypes: tuple[torch.dtype, ...], **operands: Any) -> None:
     dtype, device = x.dtype, x.device
     for name in names:
         x = operands[name]
-        if isinstance(x, torch.Tensor) and x.dtype is dtype and x.device == device:
+        if isinstance(x, torch.Tensor) and x.dtype is dtype and x.device == device and _is_elements(x):
             continue
         _check_tensor(dtypes, name, x)
         if x.dtype != dtype:
@@ -247,9 +275,27 @@ def check_tensors(dtypes: tuple[torch.dtype, ...], **operands: Any) -> None:
 def _check_tensor(dtypes: tuple[torch.dtype, ...], name: str, x: Any) -> None:
     if not isinstance(x, torch.Tensor):
         raise BadRequest(name, f"a {type(x).__name__}", "a torch.Tensor")
+    if not _is_elements(x):
+        _refuse_kind(name, x)
     if x.dtype not in dtypes:
         names = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         raise BadRequest(name, f"a tensor of {x.dtype}", f"one of the supported dtypes: {names}", "x.to(…)")
+
+
+def _is_elements(x: Any) -> bool:
+    """Whether an op reads a tensor's memory, or that of what its class stands for."""
+    kind = type(x)
+    return is_strided(x) and (kind in _PLAIN or not _is_python_subclass(kind))
+
+
+def _refuse_kind(name: str, x: Any) -> NoReturn:
+    if x.is_nested:
+        raise BadRequest(name, "a nested tensor", "a tensor of one shape", "torch.nested.to_padded_tensor(x, 0.0)")
+    if x.layout is not torch.strided:
+        raise BadRequest(name, f"a tensor of layout {x.layout}", "a strided one", "x.to_dense()")
+    hint = "x.as_subclass(torch.Tensor), if only the elements in memory are meant"
+    kind = f"{type(x).__module__}.{type(x).__qualname__}"
+    raise BadRequest(name, f"a {kind}", "a torch.Tensor or Parameter itself", hint)
 
 
 def dense(x: Any, memory_format: torch.memory_format = torch.contiguous_format) -> Any:

@@ -69,7 +69,7 @@ def test_what_python_shares_is_no_memory_to_write_to(tiny: ModuleType, place: in
         arguments: list[object] = [None, None]
         arguments[place] = given
         for _ in range(2):  # the first call binds
-            with pytest.raises(ctypes.ArgumentError, match="is no memory that a library may write to"):
+            with pytest.raises(ctypes.ArgumentError, match="is not writable memory"):
                 tiny.tinyFill(*arguments)
     assert (data, text) == (bytes(range(8)), "abcdefgh")
 
@@ -90,7 +90,7 @@ def test_memory_is_given_in_every_way_that_ctypes_has(tiny: ModuleType, place: i
             assert ctypes.c_int32.from_buffer(target).value == 7
     for wrong, name in ((1.5, "float"), (ctypes.c_int32(), "c_int"), ([1], "list")):
         with pytest.raises(
-            ctypes.ArgumentError, match=rf"argument 1: TypeError: {name} is no address; pass one, byref"
+            ctypes.ArgumentError, match=rf"argument 1: TypeError: {name} is not an address; pass one: byref"
         ):
             tiny.tinyFill(wrong, None)
 

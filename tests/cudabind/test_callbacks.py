@@ -150,7 +150,7 @@ def test_a_field_of_a_struct_takes_a_function_which_outlives_the_struct(ring: An
     later.made = None
     ring.ringLayer(later)
     assert ring.ringCall(6) == -5
-    with pytest.raises(TypeError, match="int is no ringEach_t; pass a Python function"):
+    with pytest.raises(TypeError, match="int is not a ringEach_t; pass a Python function"):
         later.made = 5
 
 
@@ -185,18 +185,18 @@ def test_a_released_function_is_let_go_and_a_late_call_says_so(ring: Any, made: 
     del each, given
     gc.collect()
     assert alive() is None
-    with pytest.raises(ReleasedCallback, match="given as ringEach_t"):
+    with pytest.raises(ReleasedCallback, match="passed as ringEach_t"):
         ring.ringRun(1)
 
 
 def test_what_was_never_given_cannot_be_released() -> None:
-    with pytest.raises(ValueError, match="no function that a library was given"):
+    with pytest.raises(ValueError, match="was not passed to a library"):
         release(print)
 
 
 def test_a_callback_of_another_type_a_number_and_a_text_are_refused(ring: Any) -> None:
     for wrong in (function_type(None)(print), 5, "text"):
-        with pytest.raises(ctypes.ArgumentError, match=r"is no ringEach_t; pass a Python function"):
+        with pytest.raises(ctypes.ArgumentError, match=r"is not a ringEach_t; pass a Python function"):
             ring.ringKeep(wrong)
 
 
@@ -245,7 +245,7 @@ def test_an_unchecked_call_leaves_it_to_the_next_checked_one_or_to_raise_pending
 
 def test_a_result_that_the_library_cannot_take_is_an_error_and_no_success(ring: Any) -> None:
     ring.ringKeep(lambda _index, _user: None)
-    with pytest.raises(TypeError, match=r"given as ringEach_t returned None; c_int is what the library wants"):
+    with pytest.raises(TypeError, match=r"passed as ringEach_t returned None; the library expects c_int"):
         ring.ringRun(1)
 
 

@@ -122,7 +122,7 @@ def test_an_override_of_what_is_linked_comes_first(one: Release, two: Release) -
 def test_a_copy_that_another_package_brought_is_named(one: Release, two: Release) -> None:
     (solver,) = run("fakes", f"load {two['blas']}", "open solver", CUDABIND_SOLVER_PATH=one["solver"])
     assert solver.startswith("LibraryMismatch")
-    assert f"does not belong to blas ({two['blas']}), which is already in this process" in solver
+    assert f"does not match blas ({two['blas']}), which is already loaded in this process" in solver
 
 
 def test_the_same_error_comes_again_and_what_is_sound_still_opens(one: Release, two: Release) -> None:
@@ -141,7 +141,7 @@ def test_a_second_copy_beside_the_linked_one_is_refused(one: Release, two: Relea
         CUDABIND_SOLVER_PATH=one["solver"],
     )
     assert blas.startswith("LibraryMismatch")
-    assert f"({one['solver']}) does not belong to blas ({two['blas']})" in blas
+    assert f"({one['solver']}) does not match blas ({two['blas']})" in blas
     assert f"it is linked with {one['blas']}" in blas
 
 
@@ -169,7 +169,7 @@ def test_twins_come_from_one_folder(one: Release, two: Release) -> None:
     env = {"CUDABIND_SOLVER_PATH": two["solver"], "CUDABIND_SOLVERMG_PATH": one["solverMg"]}
     (twin,) = run("fakes", "open solverMg", **env)
     assert twin.startswith("LibraryMismatch")
-    assert f"solverMg ({one['solverMg']}) does not belong to solver 2.0 ({two['solver']})" in twin
+    assert f"solverMg ({one['solverMg']}) does not match solver 2.0 ({two['solver']})" in twin
 
 
 def test_parts_come_from_the_folder_of_the_whole(one: Release, two: Release) -> None:
@@ -181,7 +181,7 @@ def test_parts_come_from_the_folder_of_the_whole(one: Release, two: Release) -> 
     assert run("fakes", f"load {one['dnn_graph']}", "open dnn", **env) == [f"1.0 {one['dnn']}"]
     (mixed,) = run("fakes", f"load {two['dnn_graph']}", "open dnn", **env)
     assert mixed.startswith("LibraryMismatch")
-    assert f"{one['dnn']} does not belong to {two['dnn_graph']}" in mixed
+    assert f"{one['dnn']} does not match {two['dnn_graph']}" in mixed
     assert f"set CUDABIND_DNN_PATH to {two.folder}" in mixed
 
 
@@ -197,7 +197,7 @@ def test_cudnn_without_its_parts_is_an_error_and_not_the_end_of_the_process(tmp_
     lone = shutil.copy(file, tmp_path)
     (cudnn,) = run("real", "open cudnn", CUDABIND_CUDNN_PATH=str(tmp_path))
     assert cudnn.startswith("LibraryMismatch")
-    assert f"{lone} lies apart from its own parts" in cudnn
+    assert f"{lone} is not in the same folder as its own parts" in cudnn
 
 
 def test_a_part_of_another_cudnn_is_named(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_a_part_of_another_cudnn_is_named(tmp_path: Path) -> None:
     others = [f"load {folder}/libcudnn_{part}.so.9" for part in ("graph", "ops")]  # what libcudnn_cnn is linked with
     (cudnn,) = run("real", *others, f"load {other}", "open cudnn")
     assert cudnn.startswith("LibraryMismatch")
-    assert f"does not belong to {other}" in cudnn
+    assert f"does not match {other}" in cudnn
 
 
 def test_cutensormg_of_another_folder_than_cutensor_is_refused(tmp_path: Path) -> None:
@@ -246,4 +246,4 @@ def test_an_override_that_comes_too_late_for_cuda_python_is_refused(tmp_path: Pa
     copy = shutil.copy(file, tmp_path)
     (late,) = run("real", f"load {file}", "open nvJitLink", CUDABIND_NVJITLINK_PATH=str(copy))
     assert late.startswith("LibraryMismatch")
-    assert f"names {copy}, but {file} is already in this process" in late
+    assert f"names {copy}, but {file} is already loaded in this process" in late

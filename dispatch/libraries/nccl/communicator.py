@@ -208,9 +208,8 @@ class NcclCommunicator(Communicator):
         """
         self.check()
         require((2, 29, 0), "ncclCommGrow")
-        c_id = nccl.ncclUniqueId()
         with self.device.context, relaxed(), self.lock:
-            nccl.ncclCommGetUniqueId(self.c_handle, ctypes.byref(c_id))
+            nccl.ncclCommGetUniqueId(self.c_handle, ctypes.byref(c_id := nccl.ncclUniqueId()))
         return bytes(c_id)
 
     def grow(self, size: int, identity: bytes | None = None) -> Self:
@@ -304,7 +303,8 @@ class NcclCommunicator(Communicator):
                 status = driver.cuEventRecord.unchecked(last.event, stream)
                 last.until, last.what = until, what
             else:
-                event = self.device.event()
+                with self.device.context:
+                    event = self.device.event()
                 status = driver.cuEventRecord.unchecked(event, stream)
                 if status:
                     self.device.recycle(event)

@@ -29,17 +29,18 @@ class CollectiveGraph:
     each launch. The communicator destroys it at its own end, because NCCL waits for that.
     """
 
-    __slots__ = ("__weakref__", "_comm", "_function", "_graph", "_stream")
+    __slots__ = ("__weakref__", "_comm", "_context", "_function", "_graph", "_stream")
 
-    def __init__(self, comm: NcclCommunicator, graph: GraphExec, stream: ctypes.c_void_p, function: str) -> None:
-        self._comm, self._stream, self._function = comm, stream, function
+    def __init__(self, comm: NcclCommunicator, graph: GraphExec, executor: CudaExecutor, function: str) -> None:
+        self._comm, self._function = comm, function
+        self._stream, self._context = ctypes.c_void_p(executor.target.value), executor.stream.context
         self._graph: GraphExec | None = graph
         comm.graphs.add(self)
 
     def launch(self) -> int:
         """Launch it and watch its work; returns the driver's status. Raises the error of a failed communicator."""
         comm = self._comm
-        with enqueueing_collectives(), comm.device.context:
+        with enqueueing_collectives(), self._context:  # work on a stream with a handle needs no current context
             with comm.lock:
                 comm.check()
                 graph = self._graph
@@ -76,4 +77,4 @@ def capture_collective(
     graph = executor.capture(enqueue_once)
     if graph is None:  # ended before anything was enqueued
         comm.raise_failed(CollectiveError(f"{comm!r}: the capture of {function} did not begin"))
-    return CollectiveGraph(comm, graph, ctypes.c_void_p(executor.target.value), function)
+    return CollectiveGraph(comm, graph, executor, function)

@@ -146,7 +146,7 @@ def test_a_node_is_written_once_and_a_copy_of_it_in_another_dtype(host):
     graph = cudnn.Graph()
     node = graph.tensor("x", (2, 3), "f32") * 2
     graph.output("y", node, "f32")
-    with pytest.raises(BadRequest, match="what is y already"):
+    with pytest.raises(BadRequest, match="the node that is already named y"):
         graph.output("z", node, "f16")
     graph.output("z", graph.pointwise("IDENTITY", node), "f16")
     y, z = graph(x=host.array(np.ones((2, 3), np.float32)))

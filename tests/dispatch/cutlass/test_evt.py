@@ -91,5 +91,5 @@ def test_operands_are_told_by_name_and_kind():
     ],
 )
 def test_one_name_for_two_operands_is_refused(tree):
-    with pytest.raises(Refused, match="a name of its own"):
+    with pytest.raises(Refused, match="a different name for each operand"):
         operands_of(tree)

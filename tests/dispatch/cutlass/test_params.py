@@ -189,7 +189,7 @@ def test_a_number_at_the_very_end_is_found(size, from_the_end):
 def test_an_address_at_the_very_end_is_found_and_one_that_is_cut_off_is_not_understood():
     found = learn_from(WORDS, VALUES, lambda data, given: struct.pack_into("<Q", data, 248, given[1]))
     assert found.pointers == ((248, "a"),)
-    with pytest.raises(WorkerFailed, match="not understood"):
+    with pytest.raises(WorkerFailed, match="in an unknown way"):
         learn_from(WORDS, VALUES, lambda data, given: struct.pack_into("<I", data, 256, given[1] >> 32), 260)
 
 

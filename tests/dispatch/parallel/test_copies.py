@@ -212,7 +212,7 @@ def test_a_block_that_raises_ends_the_communicator(monkeypatch):
         x = world.device.array(np.ones((4, 2)))
         with pytest.raises((ZeroDivisionError, CollectiveError)):  # its own, or what the other has told
             parallel.matmul_reduce_scatter(x, x.T, comm=world, chunks=2, by="copies")
-        with pytest.raises(CollectiveError, match="matmul_reduce_scatter was left by ZeroDivisionError"):
+        with pytest.raises(CollectiveError, match="matmul_reduce_scatter ended with ZeroDivisionError"):
             world.check()
 
     monkeypatch.setattr(by_copies, "matmul", lambda *_, **__: 1 / 0)

@@ -385,7 +385,7 @@ def test_a_report_that_is_taken_for_the_model_says_so():
     report = fuse(mlp())
     with pytest.raises(AttributeError, match=r"no attribute 'parameters'; .* use the model"):
         report.parameters()
-    with pytest.raises(TypeError, match=r"a Report is no model; .* call the model"):
+    with pytest.raises(TypeError, match=r"a Report is not a model; .* call the model"):
         report(torch.ones(2, 2))
     with pytest.raises(AttributeError, match=r"has no attribute 'replacd'$"):
         _ = report.replacd

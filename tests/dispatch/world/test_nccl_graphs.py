@@ -5,11 +5,13 @@ import importlib.util
 import threading
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import dispatch as dp
 from dispatch.device import disposal
+from dispatch.device.stream import NULL_CONTEXT
 from dispatch.errors import BadRequest, Closed, CollectiveError
 from dispatch.keys import Arch
 from dispatch.libraries.nccl import monitor
@@ -39,7 +41,7 @@ class Executor:
     captured = False
 
     def __init__(self):
-        self.target = ctypes.c_void_p(stand_in.STREAM)
+        self.target, self.stream = ctypes.c_void_p(stand_in.STREAM), SimpleNamespace(context=NULL_CONTEXT)
         self.ended = 0  # how many captures other libraries end
         self.graphs, self.streams = [], []
 
