@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, wait
 from threading import get_ident
@@ -63,6 +64,7 @@ class LocalWorld:
         self._has_disposal_thread = False
         self._threads = [ThreadPoolExecutor(1, f"rank {number}") for number in range(len(homes))]
         self._calling_threads: set[int] = set()  # the threads that are in a function of `run`
+        self._process = os.getpid()
         self._generation = 0
         self.worlds: tuple[RankWorld, ...] = ()
         try:
@@ -134,15 +136,27 @@ class LocalWorld:
         return self
 
     def _check(self) -> None:
+        if self._process != os.getpid():
+            raise Closed(
+                f"{self!r} was created before os.fork(), and its threads do not exist in the child; create a world in"
+                " the child"
+            )
         if self.closed:
             raise Closed(f"{self!r} was closed")
-        if get_ident() in self._calling_threads:  # its thread would wait for itself
+        self._refuse_ranks("run")
+
+    def _refuse_ranks(self, method: str) -> None:
+        """BadRequest on the thread of a rank, which would wait for itself."""
+        if get_ident() in self._calling_threads:
             hint = "a rank calls the methods of the `world` that its function receives"
-            raise BadRequest("run", "a call inside a rank's function", "a call outside of it", hint)
+            raise BadRequest(method, "a call inside a rank's function", "a call outside of it", hint)
 
     def close(self) -> None:
         """Close all worlds and end the threads; a second call does nothing."""
+        if self._process != os.getpid():  # a forked child has no thread to end
+            self.closed = True
         if not self.closed:
+            self._refuse_ranks("close")
             self.closed = True
             for thread, world in zip(self._threads, self.worlds, strict=True):
                 thread.submit(world.close)  # all at once, because each waits for the others' work

@@ -2,11 +2,12 @@
 
 The n-th collective of every rank is one round of their rendezvous. No rank waits longer than the communicator's
 deadline, and the error says which ranks are missing. If ranks make different calls in a round, all of them get an
-error. This module does not depend on any op.
+error; if one has closed its communicator, the others do not wait for it. This module does not depend on any op.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import defaultdict, deque
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dispatch.core.communicator import DEADLINE, Communicator
 from dispatch.device.registry import device as host
-from dispatch.errors import BadRequest, CollectiveError, CollectiveTimeout
+from dispatch.errors import BadRequest, Closed, CollectiveError, CollectiveTimeout, RankLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,6 +45,14 @@ class Rendezvous:
         self.messages: dict[tuple[int, int], deque[Contribution]] = defaultdict(deque)  # by (from, to)
         self.error: CollectiveError | None = None
         self.calls_begun = [0] * size  # how many collectives each rank has begun
+        self.left: set[int] = set()  # the ranks that have closed their communicators
+        self.process = os.getpid()  # in a forked child the threads of the ranks do not exist
+
+    def leave(self, rank: int) -> None:
+        """Set that a rank makes no more calls, and wake the ranks that wait for one."""
+        with self.changed:
+            self.left.add(rank)
+            self.changed.notify_all()
 
     def fail(self, error: CollectiveError) -> None:
         """Set the error, and wake all waiting ranks, which raise it."""
@@ -60,9 +69,18 @@ class Rendezvous:
                 self.changed.notify_all()
 
     def collect(self, number: int, until: float) -> list[Contribution] | None:
-        """The contributions of all ranks, in rank order; None if some are missing when the time is over."""
+        """The contributions of all ranks, in rank order; None if some are missing when the time is over.
+
+        Also None, at once, if a missing rank has left.
+        """
+
+        def is_over() -> bool:
+            if self.error is not None or len(self.rounds[number]) == self.size:
+                return True
+            return not self.left.isdisjoint(self.missing_ranks(number))
+
         with self.changed:
-            self.changed.wait_for(lambda: self.error or len(self.rounds[number]) == self.size, _seconds_left(until))
+            self.changed.wait_for(is_over, _seconds_left(until))
             contributions = self.rounds[number]
             if len(contributions) < self.size:
                 return None
@@ -82,10 +100,10 @@ class Rendezvous:
             self.changed.notify_all()
 
     def receive(self, source: int, target: int, until: float) -> Contribution | None:
-        """The next message from a rank; None if none comes in time."""
+        """The next message from a rank; None if none comes in time, or that rank has left."""
         box = self.messages[source, target]
         with self.changed:
-            self.changed.wait_for(lambda: self.error or box, _seconds_left(until))
+            self.changed.wait_for(lambda: self.error or box or source in self.left, _seconds_left(until))
             return box.popleft() if box else None
 
 
@@ -105,6 +123,11 @@ class ThreadCommunicator(Communicator):
         self.rendezvous, self._number = rendezvous, 0
 
     def check(self) -> None:
+        if self.rendezvous.process != os.getpid():
+            raise Closed(
+                f"{self!r} was created before os.fork(), and the threads of its ranks do not exist in the child; create"
+                " a world in the child"
+            )
         if self.error is None and self.rendezvous.error is not None:  # another rank has set it
             self.fail(self.rendezvous.error)
         super().check()
@@ -160,18 +183,24 @@ class ThreadCommunicator(Communicator):
         """Fail a call in which ranks are missing; returns the error."""
         error = self.rendezvous.error
         if error is None:
-            who = ", ".join(map(str, missing))
-            error = CollectiveTimeout(
-                f"{self!r}: {call} did not complete within {self.deadline:g} s: rank {who} has not called it"
-            )
+            gone = sorted(self.rendezvous.left.intersection(missing))
+            who = ", ".join(map(str, gone or missing))
+            if gone:
+                error = RankLost(f"{self!r}: {call}: rank {who} has closed its communicator and not called it", gone)
+            else:
+                error = CollectiveTimeout(
+                    f"{self!r}: {call} did not complete within {self.deadline:g} s: rank {who} has not called it"
+                )
         self.fail(error)
         return self.failure()
 
     def stop(self) -> None:
-        self.rendezvous.fail(self.failure())
+        if self.rendezvous.process == os.getpid():  # else a thread that does not exist here may hold its lock
+            self.rendezvous.fail(self.failure())
 
     def release(self) -> None:
-        pass  # only memory, which is freed with the object
+        if self.rendezvous.process == os.getpid():
+            self.rendezvous.leave(self.rank)
 
     def split(self, color: int | None, key: int = 0) -> Self | None:
         entries = self.exchange("split", (color, key))()
