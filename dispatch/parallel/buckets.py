@@ -6,13 +6,14 @@ side stream, as in PyTorch's DistributedDataParallel: https://arxiv.org/abs/2006
 
 from __future__ import annotations
 
+import hashlib
 import math
 from typing import TYPE_CHECKING
 
-from dispatch.checks import check_int, check_shape, shown
-from dispatch.errors import BadRequest
-from dispatch.keys import F32, Dtype
-from dispatch.ops.collective import RedOp, all_reduce
+from dispatch.checks import check_dtype, check_enum, check_int, check_shape, shown
+from dispatch.errors import BadRequest, CollectiveError
+from dispatch.keys import F32
+from dispatch.ops.collective import RedOp, all_gather, all_reduce
 from dispatch.parallel.side_stream import SideStream
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from dispatch.core.communicator import Ranks
     from dispatch.device.stream import Stream
     from dispatch.device.tensor import Tensor
+    from dispatch.keys import Dtype
 
 __all__ = ["GradientBuckets"]
 
@@ -34,7 +36,8 @@ class GradientBuckets:
     A step: write each gradient (`gradients[i]`, for example as `out=` of a product, or as the `.grad` of torch's
     parameter by `torch.from_dlpack`), call `ready(i)` on the stream that wrote it, and call `wait()` before using the
     averages. The last gradient is in the first bucket, because a backward pass computes the first gradient last. All
-    ranks have the same shapes. They may call `ready` in any order, because buckets are reduced in a fixed order.
+    ranks have the same shapes; on the host the first step compares them, and `wait` raises CollectiveError if they
+    differ. They may call `ready` in any order, because buckets are reduced in a fixed order.
 
     Attributes:
         gradients: a dense tensor for each shape, in the order of the shapes, in the memory of the buckets.
@@ -51,8 +54,8 @@ class GradientBuckets:
         bucket_bytes: int = BUCKET_BYTES,
         reduce: RedOp | str = RedOp.AVG,
     ) -> None:
-        self._side, self._reduce = SideStream(comm), reduce
-        kind = Dtype.of(dtype)
+        self._side, self._reduce = SideStream(comm), check_enum("reduce", reduce, RedOp)
+        kind = check_dtype("dtype", dtype)
         check_int("bucket_bytes", bucket_bytes, 1)
         if not isinstance(shapes, (tuple, list)):
             hint = "[tuple(p.shape) for p in model.parameters()]"
@@ -75,6 +78,11 @@ class GradientBuckets:
             self._buckets[bucket][first : first + math.prod(shape)].reshape(shape)
             for bucket, first, shape in zip(self.bucket_of, starts, extents, strict=True)
         )
+        # Other shapes may fill as many aligned elements: then the sums would be of different gradients.
+        digest = hashlib.blake2b(repr(extents).encode(), digest_size=8).digest()
+        self._digest = int.from_bytes(digest, "little", signed=True)
+        self._of_ranks: Tensor | None = None  # the digests of all ranks, in the first step
+        self._is_compared = not self._side.device.is_host
         self._begin_step()
 
     def _begin_step(self) -> None:
@@ -108,6 +116,8 @@ class GradientBuckets:
                 side.wait_for(stream)  # another library's writes, too
                 bucket.storage.take_over(side, stream)
         with side:
+            if not self._is_compared and self._of_ranks is None:
+                self._of_ranks = all_gather(self._side.device.array([self._digest], "i64"), comm=self._side.comm)
             all_reduce(bucket, comm=self._side.comm, out=bucket, reduce=self._reduce)
 
     def wait(self, stream: Stream | None = None) -> tuple[Tensor, ...]:
@@ -118,6 +128,8 @@ class GradientBuckets:
         not_ready = sorted(index for missing in self._missing for index in missing)
         if not_ready:
             raise BadRequest("gradients", f"{not_ready} not ready", "call ready(i) for each gradient")
+        if not self._is_compared:
+            self._compare_shapes()
         if not self._side.device.is_host:
             waiting = self._current() if stream is None else stream
             waiting.wait_for(self._side.stream)
@@ -125,6 +137,17 @@ class GradientBuckets:
                 bucket.storage.take_over(waiting, self._side.stream)
         self._begin_step()
         return self.gradients
+
+    def _compare_shapes(self) -> None:
+        """CollectiveError, on all ranks, if their shapes differ."""
+        comm = self._side.comm
+        digests = [] if self._of_ranks is None else self._of_ranks.numpy().ravel().tolist()
+        self._is_compared, self._of_ranks = True, None
+        others = [rank for rank, digest in enumerate(digests) if digest != self._digest]
+        if others:
+            shapes = shown([gradient.shape for gradient in self.gradients])
+            difference = f"this rank has gradients of the shapes {shapes}, rank {others[0]} of others"
+            comm.raise_failed(CollectiveError(f"{comm!r}: ranks disagree: {difference}"))
 
     def _current(self) -> Stream:
         stream: Stream = self._side.device.executor().stream

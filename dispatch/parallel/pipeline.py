@@ -35,6 +35,9 @@ class Step(NamedTuple):
 
 def schedule(stage: int, stages: int, count: int) -> list[Step]:
     """A stage's steps for `count` micro-batches: forward passes (warm-up), both in turns, then backward passes."""
+    check_int("stages", stages, 1)
+    check_int("stage", stage, 0, stages - 1)
+    check_int("count", count, 0)
     warmup = min(stages - 1 - stage, count)
     steps = [Step(True, number) for number in range(warmup)]
     for number in range(count - warmup):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dispatch.checks import check_bool
 from dispatch.errors import BadRequest
 from dispatch.keys import F32
 from dispatch.ops.attention_merge import attention_merge
@@ -42,6 +43,7 @@ def ring_attention(
     Returns O, of q's dtype, and the statistics, f32 (batch, heads, rows, 1): the logarithm of each row's sum. There
     is no backward pass.
     """
+    check_bool("causal", causal)
     side = SideStream(comm)
     q, k, v = (check_operand(name, operand, side, AXES) for name, operand in (("q", q), ("k", k), ("v", v)))
     for name, tensor in (("k", k), ("v", v)):

@@ -12,7 +12,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dispatch.checks import shown
+from dispatch.checks import check_enum, shown
 from dispatch.errors import BadRequest, Refused
 from dispatch.keys import BF16, F16, F32, F64, Epilogue
 from dispatch.ops.collective import all_gather, all_reduce, reduce_scatter
@@ -146,6 +146,7 @@ def all_gather_matmul(
     side = SideStream(comm)
     x, w = check_matrices(a, b, side)
     rows_per_rank, n, size = x.shape[0], w.shape[1], side.comm.size
+    _check_epilogue(epilogue)
     choices: dict[str, Any] = {"epilogue": epilogue, **({} if bias is None else {"bias": bias})}
     if not x.layout.is_contiguous:
         raise BadRequest(
@@ -217,6 +218,20 @@ def matmul_all_gather(
     key = _key("columns", x, w, (*x.shape, n), compute, by)
     copied = _by_copies(by_copies.matmul_all_gather, side, by, m * n, x, w, compute)
     return run_in_chunks(_variants(by, copied, run), chunks, m, key, side)
+
+
+def _check_epilogue(epilogue: object) -> None:
+    """BadRequest for an epilogue with a second output, or one that reads it: there is one result."""
+    if not isinstance(epilogue, (str, Epilogue)):
+        return  # a tree, which `matmul` checks
+    kind = check_enum("epilogue", epilogue, Epilogue)
+    if kind.writes_aux or kind.writes_bgrad or kind.is_gradient:
+        raise BadRequest(
+            "epilogue",
+            kind.name,
+            "one with a single output: NONE, RELU, GELU, BIAS, RELU_BIAS or GELU_BIAS",
+            "dispatch.all_gather(a), then dispatch.matmul, gives both outputs",
+        )
 
 
 def _place_columns(side: SideStream, whole: Tensor, rows: slice, by_rank: Tensor) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 import dispatch as dp
 from dispatch import parallel
-from dispatch.errors import BadRequest, BadType, Refused
+from dispatch.errors import BadRequest, BadType, CollectiveError, Refused
 from dispatch.parallel import chunks as chunking
 from dispatch.parallel.pipeline import Stage
 
@@ -243,6 +243,24 @@ def test_refusals_say_what_is_expected():
             (lambda: parallel.GradientBuckets([], comm=comm), BadRequest, "the shape of each gradient"),
             (lambda: parallel.GradientBuckets(4, comm=comm), BadRequest, "shapes: got 4; expected a list of shapes"),
             (lambda: parallel.GradientBuckets([(2, -1)], comm=comm), BadRequest, "shapes: got .*integers of 0 or more"),
+            (
+                lambda: parallel.GradientBuckets([2], comm=comm, reduce="mean"),
+                BadRequest,
+                "reduce: got 'mean'; expected",
+            ),
+            (
+                lambda: parallel.all_gather_matmul(x, x.T, comm=comm, epilogue="GELU_AUX"),
+                BadRequest,
+                "epilogue: got GELU_AUX; expected one with a single output",
+            ),
+            (
+                lambda: parallel.ring_attention(*[world.device.zeros((1, 1, 2, 8), "f16")] * 3, comm=comm, causal="no"),
+                BadRequest,
+                "causal: got 'no'; expected a bool",
+            ),
+            (lambda: parallel.schedule(2, 2, 1), BadRequest, "stage: got 2; expected a whole number from 0 to 1"),
+            (lambda: parallel.schedule(0, 0, 1), BadRequest, "stages: got 0"),
+            (lambda: parallel.schedule(0, 1, -1), BadRequest, "count: got -1"),
         ):
             with pytest.raises(error, match=text):
                 call()
@@ -261,6 +279,31 @@ def test_refusals_say_what_is_expected():
 
     with dp.World.local(["host"] * 2, deadline=60) as world:
         assert world.run(run) == [True, True]
+
+
+@pytest.mark.parametrize("shapes", [[[(2,)], [(3,)]], [[(2,), (3,)], [(3,), (2,)]], [[(2, 3)], [(3, 2)]]])
+def test_ranks_with_other_gradients_in_buckets_of_the_same_size_are_told(shapes):
+    def run(world):
+        made = parallel.GradientBuckets(shapes[world.rank], comm=world)
+        for place in range(len(made.gradients)):
+            made.ready(place)
+        with pytest.raises(CollectiveError, match=r"ranks disagree: this rank has gradients of the shapes \[\("):
+            made.wait()
+
+    with dp.World.local(["host"] * 2, deadline=60) as world:
+        world.run(run)
+
+
+def test_one_thread_averages_the_gradients_of_all_ranks_in_a_group():
+    with dp.World.local(["host"] * 2, deadline=60) as world:
+        made = [parallel.GradientBuckets([(2,)], comm=each) for each in world.worlds]
+        for _ in range(2):
+            for rank, each in enumerate(made):
+                each.gradients[0].copy_from(np.full(2, rank + 1, np.float32))
+            with dp.collective_group():
+                for each in made:
+                    each.ready(0)
+            assert [each.wait()[0].tolist() for each in made] == [[1.5, 1.5]] * 2
 
 
 def test_rows_come_back_in_their_order_whatever_they_are():
