@@ -67,6 +67,7 @@ def conv2d(
             "add the residual to the result",
         )
     _check_shapes(x, weight, bias, groups)
+    _check_result(x, weight, residual, geometry)
     y: torch.Tensor = CONV(x, weight, bias, residual, geometry, groups, activation == "relu")
     return y
 
@@ -90,6 +91,18 @@ def _check_shapes(x: Any, weight: Any, bias: Any, groups: Any) -> None:
         raise BadRequest("groups", what, "weight (K, C / groups, …) where groups divides C and K")
     if bias is not None and bias.shape != weight.shape[:1]:
         raise BadRequest("bias", f"shape {tuple(bias.shape)}", f"({weight.shape[0]},), one for each filter")
+
+
+def _check_result(x: Any, weight: Any, residual: Any, geometry: list[int]) -> None:
+    """BadRequest for filters that do not fit into x with its padding, and for a residual of another shape."""
+    shape = _result_shape(x, weight, geometry)
+    if shape[2] < 1 or shape[3] < 1:
+        what = f"filters {tuple(weight.shape[2:])} with dilation {tuple(geometry[4:])}"
+        padded = tuple(x.shape[2 + axis] + 2 * geometry[2 + axis] for axis in (0, 1))
+        hint = "increase the padding, or use a smaller filter or dilation"
+        raise BadRequest("weight", what, f"filters that fit into x with its padding, {padded}", hint)
+    if residual is not None and tuple(residual.shape) != shape:
+        raise BadRequest("residual", f"shape {tuple(residual.shape)}", f"{shape}, that of the result")
 
 
 def _order(x: Any) -> torch.memory_format:

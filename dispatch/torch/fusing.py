@@ -199,9 +199,10 @@ def fuse(model: nn.Module, *, trees: bool = False, linears: bool = False, graphs
     gradient. If a backward pass differs from the recorded one, for example because it retains its graph, the forward
     runs again; a gradient of the gradient is refused.
 
-    At each call, torch's own functions run for operands that an op does not support, for example f64 in a norm, or f32
-    in attention. In f32 on a GPU torch's layer norm and GELU are used, because cuDNN's layer norm has up to twice the
-    error, and cuBLASLt's GELU ten times. Results equal the previous ones within the rounding of the dtype: fused
+    At each call, torch's own functions run for operands that an op does not support, for example f64 in a norm, f32 in
+    attention, sparse and nested tensors or those of a subclass, and all operands within torch.func's transforms and
+    forward-mode AD. In f32 on a GPU torch's layer norm and GELU are used, because cuDNN's layer norm has up to twice
+    the error, and cuBLASLt's GELU ten times. Results equal the previous ones within the rounding of the dtype: fused
     operations round once. Modules with hooks are not changed. The original forward runs if later a hook, an epsilon, a
     stride, another child or any attribute that is a number, a string or a tuple of these was set. torch.compile checks
     what it checks of other models; it ignores hooks that are set after compilation.

@@ -52,10 +52,11 @@ def grouped_linear(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor | S
     host_ends: list[int] = []
     if not isinstance(ends, torch.Tensor):
         host_ends = _checked_ends(ends, x.shape[0], weight.shape[0])
-        ends = torch.tensor(host_ends, dtype=torch.int32).to(x.device)
+        ends = torch.tensor(host_ends, dtype=torch.int32, device="cpu").to(x.device)
     if ends.dtype not in ENDS or tuple(ends.shape) != (weight.shape[0],) or ends.device != x.device:
         what = f"{ends.dtype} of shape {tuple(ends.shape)} on {ends.device}"
-        raise BadRequest("ends", what, f"torch.int32 of shape ({weight.shape[0]},) on {x.device}", "sizes.cumsum(0)")
+        expected = f"torch.int32 or torch.int64 of shape ({weight.shape[0]},) on {x.device}"
+        raise BadRequest("ends", what, expected, "sizes.cumsum(0)")
     y: torch.Tensor = GROUPED(x, weight, ends.to(torch.int32), host_ends)
     return y
 
