@@ -143,7 +143,7 @@ def test_a_request_that_reads_what_it_writes_is_not_run_again(open_supervisor, r
         held = trouble_of(sup, "held", once=hold.once)
         futures = sup.submit_many([held, dp.MatmulRequest(a, b, c=c, out=c)])
         hold.release_behind(child_of(sup), signal.SIGKILL, PATIENCE)
-        with pytest.raises(DeviceFault, match="reads what it writes"):
+        with pytest.raises(DeviceFault, match="reads an operand that it writes"):
             futures[1].result(PATIENCE)
         with pytest.raises(TaintedTensor):
             c.numpy()

@@ -47,7 +47,7 @@ def test_a_request_that_reads_what_it_writes_may_not() -> None:
     in_place = product(3, operand(), operand(), out, beta=1.0)
     found = unsafe_to_repeat([product(2, operand(), operand(), operand()), in_place, product(4, operand(), operand())])
     assert list(found) == [3]
-    assert "reads what it writes" in found[3]
+    assert "reads an operand that it writes" in found[3]
 
 
 def test_an_operand_that_a_later_request_overwrites_makes_the_earlier_one_unsafe(memory: dp.Tensor) -> None:

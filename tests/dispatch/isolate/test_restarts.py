@@ -71,7 +71,7 @@ def test_a_child_that_is_lost_after_close_without_waiting_ends_every_future(supe
     errors = [future.exception(PATIENCE) for future in futures]
     first = DeadlineExceeded if what == "deadline" else DeviceFault
     assert isinstance(errors[0], first)
-    assert all(isinstance(error, DeviceFault) and "was ending" in str(error) for error in errors[1:])
+    assert all(isinstance(error, DeviceFault) and "was closing" in str(error) for error in errors[1:])
     sup._pool.join(PATIENCE)
     assert not sup._pool._monitor.is_alive()
     assert process.poll() is not None
