@@ -238,7 +238,7 @@ def _member_spellings(kind: Any) -> dict[str, Any]:
     words = {name: name.split("_") for name in members}
     if len({each[0] for each in words.values()}) == 1:
         words = {name: each[1:] for name, each in words.items()}
-        spellings = {"".join(each).upper(): members[name] for name, each in words.items()} | spellings
+        spellings = {"".join(each).upper(): members[name] for name, each in words.items() if each} | spellings
     parts: dict[str, set[Any]] = {}
     for name, each in words.items():
         for place in range(1, len(each)):

@@ -251,13 +251,14 @@ def test_a_function_has_the_parameters_of_its_class_and_its_documentation(op):
     kind, function = CLASSES[op], getattr(dp, op)
     assert function.__name__ == function.__qualname__ == op
     parameters = inspect.signature(function).parameters
+    described = function.__doc__.partition("Args:")[2]
     assert list(parameters) == [field.name for field in sorted(fields(kind), key=lambda field: field.kw_only)]
     for field in fields(kind):
         parameter = parameters[field.name]
         assert parameter.default == (inspect.Parameter.empty if field.default is MISSING else field.default)
         assert (parameter.kind is inspect.Parameter.KEYWORD_ONLY) == field.kw_only
         assert parameter.annotation == field.type
-        assert re.search(rf"(?m)^    (\w+, )*{field.name}(, \w+)*:", function.__doc__), (
+        assert re.search(rf"(?m)^    (\w+, )*{field.name}(, \w+)*:", described), (
             f"{kind.__name__} does not document {field.name}"
         )
     assert "Attributes:" not in function.__doc__

@@ -90,6 +90,7 @@ def test_short_forms_and_nvidia_s_own_names_are_taken(kind: type[Choice], text: 
         *((Compute, text) for text in ("fast", "bf16", "COMPUTE", "32")),
         *((PoolingMode, text) for text in ("average", "avg", "padding")),
         *((NormMode, "norm"), (ScaleMode, "32f"), (RnnBiasMode, "single"), (Activation, "fwd"), (ReduceOp, "norm")),
+        (dp.SparseFactorPrecision, ""),  # an enum of one member
     ],
 )
 def test_what_may_mean_two_or_none_is_no_name(kind: type[Choice], text: str) -> None:

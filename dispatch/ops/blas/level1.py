@@ -76,7 +76,7 @@ class ScalRequest(ScaledRequest):
 class CopyRequest(BlasRequest):
     """x, copied.
 
-    x: a vector.
+    Attributes:
         x: a vector.
         out: the copy, of its length; by default it is dense.
     """

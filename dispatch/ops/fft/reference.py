@@ -47,6 +47,9 @@ def transformed(a: Array, request: TransformRequest[Any], work: np.dtype[Any]) -
     if request.kind == DftKind.R2C:
         result = np.fft.rfftn(converted, points, axes)
         result = result.conj() if inverse else result
+    elif request.kind == DftKind.C2R and not converted.size:  # NumPy 2.4's irfft returns uninitialized memory then
+        extents = dict(zip(axes, points, strict=True))
+        result = np.zeros([extents.get(axis, extent) for axis, extent in enumerate(a.shape)], spectrum).real
     elif request.kind == DftKind.C2R:
         result = np.fft.irfftn(converted if inverse else converted.conj(), points, axes, norm="forward")
     elif not axes:

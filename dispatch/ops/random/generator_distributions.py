@@ -60,12 +60,19 @@ class DistributionMethods:
         out: Tensor | None = None,
     ) -> Tensor:
         """Integers from low to high - 1, or to high with `endpoint`; from 0 to low - 1 if `high` is None. i64."""
+        name, given = ("low", low) if high is None else ("high", high)
         if high is None:
             low, high = 0, low
         check_bool("endpoint", endpoint)
-        low, high = as_python_ints("low", low), as_python_ints("high", high)
+        low, high = as_python_ints("low", low), as_python_ints(name, high)
         high = high + 1 if endpoint and type(high) is int else high
-        return self._draw(INTEGERS, size, dtype, out, low=low, high=high)
+        try:
+            return self._draw(INTEGERS, size, dtype, out, low=low, high=high)
+        except BadRequest as error:  # about the argument as it was given, which may be another one, and less by 1
+            if error.operand != "high":
+                raise
+            expected = error.expected + " when endpoint=True has added 1" * endpoint
+            raise BadRequest(name, shown(given), expected, error.hint) from None
 
     def gamma(
         self, shape: float, scale: float = 1.0, size: Size = None, dtype: Any = None, *, out: Tensor | None = None

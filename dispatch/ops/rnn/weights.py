@@ -28,7 +28,7 @@ __all__ = ["named_views", "pack", "pack_weights", "places", "unpack_weights", "w
 def weight_shapes(network: Network) -> dict[str, tuple[int, ...]]:
     """The names and shapes of a network's weights as in torch: a tensor consists of one block of rows for each gate."""
     shapes: dict[str, tuple[int, ...]] = {}
-    for part in network.parts():
+    for part in check_type("network", network, Network).parts():
         gates = 1 if part.name.startswith("weight_hr") else member(network.mode).gates
         shapes[part.name] = (gates * part.rows, part.columns)
         if part.bias:
@@ -56,7 +56,7 @@ def pack_weights(network: Network, named: Mapping[str, Any], device: Device, dty
     """
     check_type("named", named, Mapping)
     check_type("device", device, Device)
-    shapes = weight_shapes(check_type("network", network, Network))
+    shapes = weight_shapes(network)
     if set(named) != set(shapes):
         difference = f"missing {sorted(set(shapes) - set(named))}, unknown {sorted(set(named) - set(shapes))}"
         raise BadRequest("named", difference, f"the weights {sorted(shapes)}")

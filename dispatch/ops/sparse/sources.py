@@ -156,10 +156,11 @@ def to_torch(a: SparseTensor) -> Any:
         raise BadRequest("a", repr(a), "base 0, the only one that torch supports")
     values, rows, columns = (_to_torch(torch, part) for part in (a.values, a.rows, a.columns))
     if a.format is SparseFormat.COO:
-        return torch.sparse_coo_tensor(torch.stack((rows, columns)), values, a.shape, is_coalesced=True)
+        places = torch.stack((rows, columns))
+        return torch.sparse_coo_tensor(places, values, a.shape, device=values.device, is_coalesced=True)
     offsets, indices = (columns, rows) if a.format is SparseFormat.CSC else (rows, columns)
     layout = getattr(torch, f"sparse_{a.format.name.lower()}")
-    return torch.sparse_compressed_tensor(offsets, indices, values, a.shape, layout=layout)
+    return torch.sparse_compressed_tensor(offsets, indices, values, a.shape, layout=layout, device=values.device)
 
 
 def _to_torch(torch: Any, part: Any) -> Any:

@@ -9,7 +9,9 @@ from dispatch.errors import BadRequest
 stats = pytest.importorskip("scipy.stats")
 
 N = 20_000
-LEAST = 1e-4  # a p-value below says that the numbers are not so distributed: seeds are fixed, and so is what is found
+MIN_P_VALUE = (
+    1e-4  # a p-value below says that the numbers are not so distributed: seeds are fixed, and so is what is found
+)
 
 
 @pytest.fixture
@@ -161,7 +163,7 @@ def test_numbers_have_their_distribution(name, gen):
     draw, right = CONTINUOUS[name]
     for dtype in ("f32", "f64"):
         x = draw(gen, dtype).numpy().astype(np.float64)
-        assert stats.kstest(x, right.cdf).pvalue > LEAST
+        assert stats.kstest(x, right.cdf).pvalue > MIN_P_VALUE
         assert abs(x.mean() - right.mean()) < 5 * right.std() / np.sqrt(N)
 
 
@@ -188,7 +190,7 @@ def test_neighbours_are_independent(name, gen):
     for phase in range(4):  # of the pairs that begin at one place of a quad
         one, other = x[phase : N - 1 : 4], x[phase + 1 :: 4]
         cells = np.histogram2d(one[: len(other)], other[: len(one)], 8, [[0, 1], [0, 1]])[0]
-        assert stats.chi2_contingency(cells + 1e-9).pvalue > LEAST
+        assert stats.chi2_contingency(cells + 1e-9).pvalue > MIN_P_VALUE
 
 
 def fit(x, right):
@@ -208,15 +210,15 @@ def test_whole_numbers_have_their_distribution(name, gen):
     draw, right = DISCRETE[name]
     x = draw(gen)
     x = (x if isinstance(x, np.ndarray) else x.numpy()).astype(np.int64)
-    assert fit(x, right) > LEAST
-    assert fit(x + max(1, int(0.2 * right.std())), right) < LEAST, "numbers beside the right ones are told"
+    assert fit(x, right) > MIN_P_VALUE
+    assert fit(x + max(1, int(0.2 * right.std())), right) < MIN_P_VALUE, "numbers beside the right ones are told"
 
 
 def test_multinomial_numbers_are_binomial_each_and_sum_to_the_trials(gen):
     x = gen.multinomial(50, [0.2, 0.5, 0, 0.3], 4000).numpy()
     assert (x.sum(1) == 50).all()
     for k, p in enumerate((0.2, 0.5, 0, 0.3)):
-        assert fit(x[:, k], stats.binom(50, p)) > LEAST if p else (x[:, k] == 0).all()
+        assert fit(x[:, k], stats.binom(50, p)) > MIN_P_VALUE if p else (x[:, k] == 0).all()
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 1024, 1025, 5000, 65537])
@@ -232,9 +234,9 @@ def test_all_orders_of_few_are_as_likely_and_places_of_many(gen):
     orders = [tuple(gen.permutation(3).numpy()) for _ in range(1200)]
     counts = np.unique(orders, axis=0, return_counts=True)[1]
     assert len(counts) == 6
-    assert stats.chisquare(counts).pvalue > LEAST
+    assert stats.chisquare(counts).pvalue > MIN_P_VALUE
     first = [int(gen.choice(2000, 1, replace=False).item()) for _ in range(1000)]
-    assert stats.kstest(np.array(first) / 2000, "uniform").pvalue > LEAST
+    assert stats.kstest(np.array(first) / 2000, "uniform").pvalue > MIN_P_VALUE
     some = gen.choice(3000, 500, replace=False).numpy()
     assert len(np.unique(some)) == 500
     assert some.max() < 3000
@@ -244,13 +246,13 @@ def test_ranges_of_whole_numbers_up_to_all(gen):
     for dtype, low, high in (("u64", 0, 2**64), ("i64", -(2**63), 2**63), ("i32", -(2**31), 2**31), ("u8", 255, 256)):
         x = gen.integers(low, high, 5000, dtype).numpy()
         share = (x.astype(np.float64) - low) / (float(high) - low)
-        assert high - low == 1 or stats.kstest(share, "uniform").pvalue > LEAST
+        assert high - low == 1 or stats.kstest(share, "uniform").pvalue > MIN_P_VALUE
         assert x.min() >= low
     assert set(gen.integers(1, 6, 1000, endpoint=True).numpy()) == set(range(1, 7))
     thirds = gen.integers(0, 3 * 2**62, N, "u64").numpy() >> np.uint64(
         62
     )  # of 64 bits taken modulo, 0 is twice as likely
-    assert fit(thirds.astype(np.int64), stats.randint(0, 3)) > LEAST
+    assert fit(thirds.astype(np.int64), stats.randint(0, 3)) > MIN_P_VALUE
 
 
 # -- tests of bits, which a bad generator fails -----------------------------------------------------------------------
@@ -289,7 +291,7 @@ def test_bits_pass_and_those_of_another_stream_are_independent(name, dev):
     generator = dp.random.Generator(31, name, device=dev)
     bits = generator.bits(1 << 17).numpy()
     found = p_values(bits)
-    assert min(found.values()) > LEAST, found
+    assert min(found.values()) > MIN_P_VALUE, found
     others = [child.bits(1 << 14).numpy() for child in generator.spawn(3)] if name != "mrg32k3a" else []
     for other in others:
         assert abs(np.corrcoef(bits[: 1 << 14], other)[0, 1]) < 5 / np.sqrt(1 << 14)
@@ -312,7 +314,7 @@ def test_bits_pass_and_those_of_another_stream_are_independent(name, dev):
 )
 def test_bits_of_a_bad_generator_are_told(make, failed):
     found = p_values(make())
-    assert all(found[name] < LEAST for name in failed), found
+    assert all(found[name] < MIN_P_VALUE for name in failed), found
 
 
 # -- bad input of the further distributions ---------------------------------------------------------------------------
@@ -321,6 +323,9 @@ def test_bits_of_a_bad_generator_are_told(make, failed):
     [
         (lambda g: g.integers(5, 5, 3), "high", "a whole number from 6"),
         (lambda g: g.integers(0, 300, 3, "u8"), "high", "to 256"),
+        (lambda g: g.integers(0, 2**31, 3, "i32", endpoint=True), "high", "endpoint=True has added 1"),
+        (lambda g: g.integers(-5, size=3), "low", "a whole number from 1"),
+        (lambda g: g.integers(0.5, size=3), "low", "a whole number from 1"),
         (lambda g: g.integers(-1, 3, 3, "u32"), "low", "a whole number from 0"),
         (lambda g: g.integers(0.5, 3, 3), "low", "a whole number"),
         (lambda g: g.gamma(-1.0, size=3), "shape", "0 or more"),

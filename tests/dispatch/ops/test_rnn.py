@@ -194,6 +194,11 @@ def test_a_network_that_cannot_be_is_refused(fields, operand):
     assert caught.value.operand == operand
 
 
+def test_weights_are_those_of_a_network():
+    with pytest.raises(BadRequest, match=r"^network: got 'GRU'; expected a Network"):
+        weight_shapes("GRU")
+
+
 def test_a_projection_is_smaller_than_the_state():
     wanted = "projection: got 1; expected 0 for no projection, or a size below hidden_size, 1"
     with pytest.raises(BadRequest, match=wanted):

@@ -98,6 +98,11 @@ def test_a_tensor_of_torch_is_taken_in_and_what_comes_back_is_torch_s(kind, matr
     assert back.layout == theirs.layout
     assert back.values().data_ptr() == theirs.values().data_ptr()
     np.testing.assert_array_equal(back.to_dense().numpy(), matrix.toarray())
+    torch.set_default_device("meta")
+    try:
+        assert S.to_torch(a).device == theirs.device
+    finally:
+        torch.set_default_device(None)
     b = torch.from_numpy(rng.standard_normal((12, 3)))
     if kind != "bsr":
         product = a @ b
