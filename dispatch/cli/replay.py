@@ -55,12 +55,13 @@ def run(options: argparse.Namespace) -> int:
         for module in options.setup:
             if not all(module.split(".")):
                 raise BadRequest("--setup", shown(module), "the name of a module, as in an import statement")
-            importlib.import_module(module)
+            try:
+                importlib.import_module(module)
+            except ImportError as error:
+                complain(f"--setup {module} failed: {type(error).__name__}: {error}")
+                return 1
     except OSError as error:
         complain(f"{options.file} cannot be read: {error.strerror or error}")
-        return 1
-    except ImportError as error:
-        complain(str(error))
         return 1
     rerun = Rerun(header, lines, options.device or _device(header), options.seed, options.setup)
     rerun.run()

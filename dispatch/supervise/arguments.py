@@ -1,4 +1,4 @@
-"""Checks of a supervisor's arguments: choices, minimum counts, names of modules, and futures to run after.
+"""Checks of a supervisor's arguments: choices, minimum counts, names of modules, workers, and futures to run after.
 
 supervisor.py calls them; limits.py checks times. They raise BadRequest.
 """
@@ -7,14 +7,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dispatch.checks import shown
+from dispatch.checks import as_python_ints, shown
 from dispatch.errors import BadRequest
 from dispatch.supervise.future import ConditionalFuture, Future, TimedFuture
 
 if TYPE_CHECKING:
     from dispatch.core.request import R_co, Request
 
-__all__ = ["check_at_least", "check_choice", "check_futures", "check_names", "conditional_future"]
+__all__ = [
+    "check_at_least",
+    "check_choice",
+    "check_function",
+    "check_futures",
+    "check_names",
+    "check_workers",
+    "conditional_future",
+]
 
 
 def conditional_future(request: Request[R_co], deadline: float | None, after: Any) -> ConditionalFuture[R_co]:
@@ -42,9 +50,26 @@ def check_choice(name: str, given: Any, accepted: tuple[str, ...]) -> None:
         raise BadRequest(name, repr(given), " or ".join(map(repr, accepted)))
 
 
-def check_at_least(name: str, given: Any, least: int) -> None:
-    if isinstance(given, bool) or not isinstance(given, int) or given < least:
+def check_at_least(name: str, given: Any, least: int) -> int:
+    """A whole number, also one of NumPy's, as a Python int."""
+    number = given if isinstance(given, bool) else as_python_ints(name, given)
+    if isinstance(number, bool) or not isinstance(number, int) or number < least:
         raise BadRequest(name, shown(given), f"an integer of {least} or more")
+    return number
+
+
+def check_workers(given: Any, count: int) -> tuple[int, ...]:
+    """The numbers of workers, given as one number or several; BadRequest for any other than 0 to `count` - 1."""
+    numbers = (given,) if type(given) is int else as_python_ints("worker", given)
+    numbers = numbers if isinstance(numbers, tuple) else (numbers,)
+    if not numbers or not all(type(number) is int and 0 <= number < count for number in numbers):
+        raise BadRequest("worker", shown(given), f"a number from 0 to {count - 1}, or some of them in a list")
+    return numbers
+
+
+def check_function(name: str, given: Any) -> None:
+    if not callable(given):
+        raise BadRequest(name, shown(given), "a function")
 
 
 def check_names(name: str, given: Any) -> None:

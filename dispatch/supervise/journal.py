@@ -8,14 +8,17 @@ an error.
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import json
 import os
+import stat
 import sys
 import threading
 import time
 import weakref
 from collections import deque
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -60,10 +63,14 @@ class Journal:
     """Writes the file of one supervisor.
 
     Guarantees: `record` only appends to a deque. Every line is written completely, in one call, after all earlier
-    lines. Requests and results are kept alive until the next write, so their memory is freed up to WRITE_PERIOD later.
+    lines. While it is open no other supervisor, of any process, writes to the file: their numbers would mix. Requests
+    and results are kept alive until the next write, so their memory is freed up to WRITE_PERIOD later.
     """
 
     def __init__(self, path: str | os.PathLike[str], pool: WorkerPool, isolation: str, setup: Sequence[str]) -> None:
+        given: Any = path
+        if not isinstance(given, (str, os.PathLike)) or not os.fspath(given):
+            raise BadRequest("journal", shown(given), "the path of a file, or None")
         self.path = Path(path)
         self._pool = pool
         self._may_hang = isolation == "process"  # with threads, deadlines are checked only before the start
@@ -83,11 +90,24 @@ class Journal:
         self._thread = threading.Thread(target=self._run, name=f"dispatch {pool.device} journal", daemon=True)
         try:
             os.set_blocking(self._file, True)
+            self._lock()
             self._write([self._header(isolation, setup)])
             self._thread.start()
         except BaseException:  # a full disk, or no more threads
             os.close(self._file)
             raise
+
+    def _lock(self) -> None:
+        """BadRequest if the file is another supervisor's that is open; pipes and devices are not locked."""
+        if not stat.S_ISREG(os.fstat(self._file).st_mode):
+            return
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            given = f"{self.path}, to which another supervisor is writing"
+            raise BadRequest("journal", given, "a file for each supervisor", "close the other one first") from None
+        except OSError:  # a file system without locks
+            return
 
     def _header(self, isolation: str, setup: Sequence[str]) -> dict[str, Any]:
         device = self._pool.device
@@ -133,6 +153,8 @@ class Journal:
             self._submissions = deque(maxlen=0)
             self._unfinished.clear()
         finally:
+            with suppress(OSError):
+                fcntl.flock(self._file, fcntl.LOCK_UN)  # closing is not enough if a forked process has the file, too
             os.close(self._file)
 
     def _write(self, lines: list[dict[str, Any]]) -> None:
@@ -223,11 +245,14 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], list[dict[str, A
     a file that is not a journal, or has another version.
     """
     data, _, _ = Path(path).read_bytes().rpartition(b"\n")
+    lines: list[dict[str, Any]] = []
     try:
-        lines: list[dict[str, Any]] = [json.loads(text) for text in data.decode("utf-8").split("\n")]
-        begins = [index for index, line in enumerate(lines) if "journal" in check_type("line", line, dict)]
+        for text in data.split(b"\n"):
+            line: dict[str, Any] = check_type("line", json.loads(text.decode("utf-8")), dict)
+            lines.append(line)
     except (ValueError, RecursionError) as error:  # including that of check_type
-        raise BadRequest("journal", str(path), "lines of JSON objects", str(error)) from None
+        raise BadRequest("journal", f"{path}, line {len(lines) + 1}", "lines of JSON objects", str(error)) from None
+    begins = [index for index, line in enumerate(lines) if "journal" in line]
     version = lines[begins[-1]]["journal"] if begins else None
     if type(version) is not int or version != VERSION:
         actual = "a file without a version" if version is None else f"a journal of version {shown(version)}"

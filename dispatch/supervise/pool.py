@@ -47,6 +47,7 @@ from contextlib import suppress
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
 
+from dispatch.checks import as_python_ints
 from dispatch.device.disposal import members
 from dispatch.errors import BadRequest, Closed, DeviceFault, DispatchError, WorkerFailed
 from dispatch.logs import log
@@ -189,6 +190,7 @@ class WorkerPool(Admission, Circuit):
     # -- requests with a priority or with dependencies -------------------------------------------------------------
     def enqueue_ranked(self, queue: WorkerQueue, futures: Sequence[Future], priority: Any) -> None:
         """Queue futures with a priority or with dependencies; the first makes `pending` a PriorityQueue."""
+        priority = priority if isinstance(priority, bool) else as_python_ints("priority", priority)
         if not isinstance(priority, int) or priority not in PRIORITIES:
             raise BadRequest(
                 "priority", repr(priority), " or ".join(map(str, PRIORITIES)), "requests with smaller numbers run first"

@@ -16,8 +16,7 @@ from dispatch.core.request import as_requests, tell_written
 from dispatch.device.device import Device
 from dispatch.device.registry import device as find_device
 from dispatch.errors import BadRequest, Closed, DispatchError, QueueFull, Undelivered
-from dispatch.supervise import trace
-from dispatch.supervise.arguments import check_at_least, check_choice, check_futures, check_names, conditional_future
+from dispatch.supervise import arguments, trace
 from dispatch.supervise.future import ConditionalFuture, Future
 from dispatch.supervise.limits import RestartLimit, check_seconds
 from dispatch.supervise.placement import FEW, place, place_near, shares
@@ -72,7 +71,8 @@ class Supervisor:
             ends while it starts counts as well; the next start waits 0.05 s, then longer each time, up to 2 s.
         cooldown: seconds after which an open circuit half-opens, on the same memory: requests are taken again, and
             one break within `max_seconds` opens it anew. None: it stays open.
-        journal: a file to which requests and their outcomes are appended, without their data; see journal.py.
+        journal: a file to which requests and their outcomes are appended, without their data; see journal.py. No
+            other open supervisor may have it.
 
     Requests of one priority at one worker run in the order of submission. Smaller priorities go first, except every
     eighth time, so that none waits for ever; work enqueued on a stream is not overtaken. Between workers there is no
@@ -80,7 +80,7 @@ class Supervisor:
     submitted after it has ended, or to the same `worker`. Leaving the block waits for all work and raises Undelivered
     with the errors that were never read; if an exception leaves the block, they are added to that. Leaving `async with`
     does the same without blocking the loop. A supervisor that is dropped without close() cancels queued requests and
-    warns; at exit the interpreter does the same and waits at most two seconds.
+    warns; at exit the interpreter cancels them without a warning, and waits at most two seconds for those that run.
 
     Guarantees: all methods may be called from any thread. Every future ends exactly once, whatever happens to workers,
     device and supervisor, unless the process itself dies.
@@ -103,15 +103,15 @@ class Supervisor:
         journal: str | PathLike[str] | None = None,
         cooldown: float | None = None,
     ) -> None:
-        check_choice("isolation", isolation, ("thread", "process"))
-        check_choice("when_full", when_full, ("block", "raise", "drop_oldest"))
-        check_choice("completion", completion, ("poll", "block", "callback"))
-        check_choice("placement", placement, ("affine", "fair"))
-        check_at_least("streams", streams, 1)
-        check_at_least("queue_size", queue_size, 1)
-        check_at_least("max_restarts", max_restarts, 0)
-        check_at_least("spare", int(spare) if isinstance(spare, bool) else spare, 0)  # True means one
-        check_names("setup", setup)
+        arguments.check_choice("isolation", isolation, ("thread", "process"))
+        arguments.check_choice("when_full", when_full, ("block", "raise", "drop_oldest"))
+        arguments.check_choice("completion", completion, ("poll", "block", "callback"))
+        arguments.check_choice("placement", placement, ("affine", "fair"))
+        streams = arguments.check_at_least("streams", streams, 1)
+        queue_size = arguments.check_at_least("queue_size", queue_size, 1)
+        max_restarts = arguments.check_at_least("max_restarts", max_restarts, 0)
+        spare = arguments.check_at_least("spare", int(spare) if isinstance(spare, bool) else spare, 0)  # True means one
+        arguments.check_names("setup", setup)
         max_seconds = check_seconds("max_seconds", max_seconds)
         hang_seconds = check_seconds("hang_seconds", hang_seconds, above=True)
         if cooldown is not None:
@@ -167,7 +167,8 @@ class Supervisor:
         Args:
             request: the request to run.
             timeout: seconds within which it must find room in a queue and start; otherwise its future fails with
-                DeadlineExceeded. With "process", a request that still runs `hang_seconds` later is ended.
+                DeadlineExceeded: with "thread" once a worker comes to it, after the requests before it. With
+                "process", it fails in time, and a request that still runs `hang_seconds` later is ended.
             worker: the number of the worker to run it, or several numbers: the one with the least to do among these
                 runs it; by default all.
             priority: -1, 0 or 1; the smaller goes first. With "process" it does not pass what was sent to the child.
@@ -189,7 +190,7 @@ class Supervisor:
             is_first_come = not (priority or after)
         except Exception as error:
             raise BadRequest("priority and after", shown((priority, after)), "a number, and futures") from error
-        future = Future(request) if is_plain else conditional_future(request, deadline, after)
+        future = Future(request) if is_plain else arguments.conditional_future(request, deadline, after)
         try:
             ticket = next(pool.tickets)
             if worker is not None or not self._affine:
@@ -243,7 +244,7 @@ class Supervisor:
         if pool.refusal is not None:
             pool.check()
         futures: list[Future[R_co]] = list(map(Future, requests := as_requests(requests)))
-        dependencies = check_futures(after) if after else ()
+        dependencies = arguments.check_futures(after) if after else ()
         if dependencies:
             futures = [ConditionalFuture(future.claim(), dependencies) for future in futures]
         queues = self._allowed_queues(worker)
@@ -316,12 +317,7 @@ class Supervisor:
     def _allowed_queues(self, worker: Any) -> list[WorkerQueue]:
         """The queues that a request may go to."""
         queues = self._pool.queues
-        if worker is None:
-            return queues
-        numbers = list(worker) if isinstance(worker, (list, tuple, range)) else [worker]
-        if not numbers or not all(type(number) is int and 0 <= number < len(queues) for number in numbers):
-            raise BadRequest("worker", shown(worker), f"a number from 0 to {len(queues) - 1}, or some of them")
-        return [queues[number] for number in numbers]
+        return queues if worker is None else [queues[number] for number in arguments.check_workers(worker, len(queues))]
 
     @property
     def generation(self) -> int:
@@ -330,6 +326,7 @@ class Supervisor:
 
     def watch_generation(self, observer: Callable[[int], object]) -> None:
         """Call `observer(generation)` after a child was replaced; with "thread" that never happens."""
+        arguments.check_function("observer", observer)
         self._pool.watch_generation(observer)
 
     def stats(self) -> Stats:

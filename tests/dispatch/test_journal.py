@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch.errors import Undelivered
+from dispatch.errors import BadRequest, Undelivered
 from dispatch.keys import Epilogue
 from dispatch.supervise.journal import read
 from dispatch.supervise.limits import LONGEST
@@ -143,6 +143,23 @@ def test_a_file_that_cannot_be_opened_is_refused_at_once(tmp_path):
         if thread.name.startswith("dispatch host worker"):
             thread.join(PATIENCE)
     assert threading.active_count() <= threads
+
+
+@pytest.mark.parametrize("given", [5, b"journal", "", ["journal"]], ids=repr)
+def test_what_is_no_path_is_refused(given):
+    with pytest.raises(BadRequest, match=r"^journal: got .*; expected the path of a file, or None"):
+        dp.Supervisor("host", streams=1, journal=given)
+
+
+def test_a_file_is_one_open_supervisors(path):
+    with dp.Supervisor("host", streams=1, journal=path) as sup:
+        for isolation in ("thread", "process"):
+            with pytest.raises(BadRequest, match=r"^journal: got .*, to which another supervisor is writing"):
+                dp.Supervisor("host", streams=1, journal=path, isolation=isolation)
+        sup.submit(product(sup.device)).result(PATIENCE)
+    with dp.Supervisor("host", streams=1, journal=path):
+        pass
+    assert path.read_text().count('{"journal":') == 2
 
 
 def test_a_full_disk_costs_the_journal_and_no_request():

@@ -118,6 +118,20 @@ def test_an_option_that_is_none_is_told(path, options, words, capsys):
     assert f"{words}: got " in capsys.readouterr().err
 
 
+def test_a_module_that_cannot_be_imported_is_told_with_its_option(path, capsys):
+    a_journal(path)
+    assert replay(path, "--setup", "no_such_module") == 1
+    assert "--setup no_such_module failed: ModuleNotFoundError" in capsys.readouterr().err
+
+
+def test_a_line_that_is_no_json_is_told_by_its_number(path, capsys):
+    a_journal(path)
+    begin, rest = path.read_text().split("\n", 1)
+    path.write_text(f"{begin}\nnothing of ours\n{rest}")
+    assert replay(path) == 2
+    assert f"{path}, line 2; expected lines of JSON objects" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "change",
     [

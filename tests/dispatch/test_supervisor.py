@@ -65,6 +65,24 @@ def test_the_worker_asked_for_must_exist(probe):
                 sup.submit_many([probe()], worker=worker)
 
 
+def test_numpys_whole_numbers_are_numbers(probe):
+    two = np.int64(2)
+    with dp.Supervisor("host", streams=two, queue_size=two, max_restarts=np.uint8(3), spare=np.int32(0)) as sup:
+        for worker in (np.int64(1), [np.int32(0), 1], np.array([0, 1])):
+            assert sup.submit(probe(lambda: 7), worker=worker, priority=np.int8(-1)).result(PATIENCE) == 7
+        for worker in (np.int64(2), [np.int32(-1)], np.array([0.0]), np.True_):
+            with pytest.raises(BadRequest, match=r"^worker: got"):
+                sup.submit(probe(), worker=worker)
+
+
+def test_an_observer_is_a_function():
+    with (
+        dp.Supervisor("host", streams=1) as sup,
+        pytest.raises(BadRequest, match=r"^observer: got None; expected"),
+    ):
+        sup.watch_generation(None)
+
+
 # -- placing ------------------------------------------------------------------------------------------------------
 def test_requests_that_are_waited_for_one_by_one_stay_with_one_worker_until_it_is_busy(probe):
     def ran() -> str:
