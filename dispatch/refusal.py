@@ -23,6 +23,7 @@ __all__ = [
     "any_rule_refuses",
     "calls_user_code",
     "distance",
+    "reason_of",
     "rule_refusal",
     "user_code_callers",
 ]
@@ -42,9 +43,24 @@ def calls_user_code(function: F) -> F:
 def any_rule_refuses(rules: Iterable[Callable[[Any], str]], request: Any) -> bool:
     """Whether any rule of a row refuses a request."""
     for rule in rules:  # noqa: SIM110  # `any` would call them from another frame
-        if rule(request):
+        if reason_of(rule, rule(request)):
             return True
     return False
+
+
+def reason_of(rule: Callable[[Any], str], answer: Any) -> str:
+    """A rule's answer as the reason for its refusal, "" if it has none; BadRow for a rule that answers with a bool."""
+    if isinstance(answer, str):
+        return answer
+    if answer is None:
+        return ""
+    from dispatch.errors import BadRow
+
+    name = getattr(rule, "__qualname__", repr(rule))
+    raise BadRow(
+        f"the rule {name} returned {answer!r:.80}; expected why the row does not take the request, as a string, or"
+        ' "" if it takes it'
+    )
 
 
 class Kind(Enum):

@@ -12,7 +12,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 from cudabind._cached import cached_property
-from dispatch.checks import check_kinds, names_arguments
+from dispatch.checks import check_kinds, names_arguments, shown
 from dispatch.core.operand_checks import check_writable
 from dispatch.core.overlap import overlap, same_view
 from dispatch.core.request import Argument, Operands, R_co, Request, Signature, Use
@@ -102,6 +102,8 @@ class OperandRequest(Request[R_co]):
         self._check_tensors()
         check_kinds(self)
         self.check_fields()
+        if self._is_users_own and type(self).key is OperandRequest.key:
+            _check_hashable(self)
         for name in _of_one_dtype(type(self)):
             self._check_dtype(name)
         self._check_outputs()
@@ -321,6 +323,20 @@ def _without_default(kind: type[OperandRequest]) -> tuple[str, ...]:
 @functools.cache
 def _choices(kind: type[OperandRequest]) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind) if field.name not in (*kind.reads, *kind.writes))  # type: ignore[arg-type]
+
+
+def _check_hashable(request: OperandRequest) -> None:
+    """BadRequest for a choice that is no part of a key, such as a list; the classes of this package have none."""
+    try:
+        hash(request.attributes())
+    except TypeError as error:
+        for name in _choices(type(request)):
+            try:
+                hash(value := getattr(request, name))
+            except TypeError:  # noqa: PERF203
+                expected = "a value with a hash, because plans are found by it"
+                raise BadRequest(name, shown(value), expected, "such as a tuple") from None
+        raise BadRequest("attributes()", shown(request.attributes()), "values with a hash", str(error)) from None
 
 
 def _word(value: Any) -> str:

@@ -19,7 +19,7 @@ from dispatch.checks import names_arguments
 from dispatch.core.fusion import NOTHING, Fusion
 from dispatch.errors import BadRow, error_text
 from dispatch.keys import HOST, Arch, Compute, Dtype, Epilogue
-from dispatch.refusal import Kind, Refusal, any_rule_refuses, rule_refusal
+from dispatch.refusal import Kind, Refusal, any_rule_refuses, reason_of, rule_refusal
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -42,7 +42,7 @@ class Row:
         op: the op's name, as `Request.op`.
         dtypes: of the operands, in the op's order (matmul: a, b, c, d).
         compute: the compute type; rows with a fast or an emulated one take only requests that name it.
-        rules: further conditions; each returns the reason if a request does not meet it.
+        rules: further conditions; each returns why it does not take a request, or "" if it takes it.
         min_arch, max_arch: the oldest and the newest architecture, None for no limit; HOST for both on the host.
         min_version: the oldest version of the library; empty for any.
         library, function: the library function that the plan calls, named as in `cudabind.sys`.
@@ -389,7 +389,7 @@ def _ask(rule: Rule, request: Request, asked: dict[Rule, str], *, sure: bool) ->
     """A rule's answer. A rule may rely on the columns, so it may raise if they already refuse the request."""
     if rule not in asked:
         try:
-            asked[rule] = rule(request)
+            asked[rule] = reason_of(rule, rule(request))
         except Exception:
             if sure:
                 raise

@@ -53,3 +53,5 @@ def check_columns(row: Any) -> None:
             raise BadRow(f"{name} {expected}, not {shown(value)}")
     if not callable(row.call) or not row.epilogues or not row.scales:
         raise BadRow(f"{row.name} needs a function to call, and at least one epilogue and one pair of scale modes")
+    if row.max_arch is not None and row.max_arch < row.min_arch:
+        raise BadRow(f"{row.name} can never be reached: max_arch {row.max_arch} is older than min_arch {row.min_arch}")

@@ -373,3 +373,15 @@ def test_an_absent_input_has_no_dtype(host):
 def test_what_mixed_may_say(mixed, text):
     with pytest.raises(BadRequestClass, match=text):
         dp.request_function(two(mixed=mixed), "own")
+
+
+@pytest.mark.parametrize("given", [[1], {1: 2}, (1, [2]), np.ones(2)], ids=repr)
+def test_a_choice_that_cannot_be_part_of_a_key_is_named(given):
+    annotations = {"x": dp.Tensor, "sizes": object, "out": "dp.Tensor | None"}
+    kind = made(annotations=annotations, sizes=None)
+    x = dp.device("host").zeros((3,))
+    with pytest.raises(BadRequest, match=r"^sizes: got .*; expected a value with a hash.*such as a tuple"):
+        kind(x, given)
+    assert kind(x, (1, 2)).attributes() == ((1, 2),)
+    converted = made(annotations=annotations, sizes=None, attributes=lambda self: (tuple(self.sizes),))
+    assert converted(x, [1, 2]).key()

@@ -15,7 +15,7 @@ import dispatch as dp
 from dispatch.core.request import Plan
 from dispatch.core.row import Row, Table
 from dispatch.errors import BadRow
-from dispatch.keys import F32, HOST, Epilogue
+from dispatch.keys import F32, HOST, Arch, Epilogue
 from dispatch.refusal import Kind, Refusal
 
 ROOT = Path(__file__).parents[2]
@@ -194,12 +194,33 @@ def test_an_unsound_row_is_refused_and_none_is_added(row, words, product):
         ({"run_on": "H200"}, "run_on is a tuple of names"),
         ({"fusion": "relu"}, "fusion is a Fusion, or None"),
         ({"note": None}, "note is a string"),
+        (
+            {"min_arch": Arch(90), "max_arch": Arch(80)},
+            ".* can never be reached: max_arch sm_80 is older",
+        ),
+        ({"min_arch": Arch(90), "max_arch": HOST}, ".* can never be reached: max_arch host is older"),
     ],
     ids=str,
 )
 def test_a_column_that_holds_something_else_is_refused_by_its_name(columns, words, product):
     with pytest.raises(BadRow, match=f"^{words}"):
         dp.register(dataclasses.replace(mine(30), **columns))
+    assert answer(product) == 2
+
+
+@pytest.mark.parametrize("given", [True, False, 5], ids=repr)
+def test_a_rule_says_why_and_not_whether(given, product):
+    def is_small(_):
+        return given
+
+    row = dataclasses.replace(mine(30), rules=(is_small,))
+    dp.register(row)
+    for use in (lambda: answer(product), lambda: dp.explain(product)):
+        with pytest.raises(
+            BadRow, match=rf"the rule .*is_small returned {given!r}; expected why"
+        ):
+            use()
+    dp.TABLE.unregister(row)
     assert answer(product) == 2
 
 
