@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 RING = 1 << 25  # bytes that wait to be compared
 WAITING = 160  # calls that wait to be compared, at most
 COPIES = 2  # addresses of each spec and thread
-MOST_ARENAS = 1000  # sizes that have some
+MAX_ARENAS = 1000  # sizes that have some
 WAYS = ("function",) * 12 + ("request", "same request", "prepared", "prepared with", "refit")
 
 
@@ -269,7 +269,7 @@ class Runner:
     def _arenas(self, nbytes: int) -> list[dp.Tensor]:
         """Memory for operands: the same for all specs of a size, so that they have addresses in common."""
         if nbytes not in self.arenas:
-            if len(self.arenas) > MOST_ARENAS:
+            if len(self.arenas) > MAX_ARENAS:
                 self.arenas.clear()
             self.arenas[nbytes] = [self.device.empty(nbytes, "u8") for _ in range(COPIES)]
         return self.arenas[nbytes]

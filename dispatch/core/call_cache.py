@@ -68,7 +68,7 @@ class CallForm(NamedTuple):
     order: tuple[str, ...]  # order of the addresses; 0 for an absent operand
     reads: tuple[str, ...]
     writes: tuple[str, ...]  # given operands that are written
-    made: tuple[str, ...]  # the outputs that are allocated
+    allocated: tuple[str, ...]  # the outputs that are allocated
     results: tuple[str, ...]
     pairs: tuple[Pair, ...]
 
@@ -107,7 +107,7 @@ def cache_call(executor: Any, calls: dict[Any, Any], key: tuple[Any, ...], reque
         order=order,
         reads=tuple(name for name, (_, written) in uses.items() if not written),
         writes=tuple(name for name, (_, written) in uses.items() if written),
-        made=tuple(outputs),
+        allocated=tuple(outputs),
         results=tuple(request.outputs()),
         pairs=overlap_pairs(request),
     )
@@ -152,17 +152,18 @@ def _maker(form: CallForm) -> Callable[..., Callable[..., Any]]:
     lines += [f"_at_{name} = {name}.ptr" for name in operands]
     if form.pairs:
         lines += [f"if {' or '.join(starmap(overlap_condition, enumerate(form.pairs)))}:", "    return _CACHE_MISS"]
-    lines += [f"{name} = _executor.empty(*_made_{name})" for name in form.made]
-    lines += [f"_at_{name} = {name}.ptr" for name in form.made]
-    there = {*operands, *form.made}
+    lines += [f"{name} = _executor.empty(*_made_{name})" for name in form.allocated]
+    lines += [f"_at_{name} = {name}.ptr" for name in form.allocated]
+    there = {*operands, *form.allocated}
     addresses = tuple_code([f"_at_{name}" if name in there else "0" for name in form.order])
+    writes = tuple_code((*form.writes, *form.allocated))
     lines += [
-        f"_executor.enqueue(_plan, {addresses}, {tuple_code(form.reads)}, {tuple_code((*form.writes, *form.made))})",
+        f"_executor.enqueue(_plan, {addresses}, {tuple_code(form.reads)}, {writes})",
         f"return {form.results[0] if len(form.results) == 1 else tuple_code(form.results)}",
     ]
     unpacked = [
         *unpacking_line("_held", form.choices, "_choices"),
-        *unpacking_line("_made", form.made, "_outputs"),
+        *unpacking_line("_made", form.allocated, "_outputs"),
         *(
             line
             for end in ("low", "high", "one")

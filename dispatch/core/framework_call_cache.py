@@ -60,14 +60,14 @@ class FrameworkCallCache(dict[type, Any]):
 
     def __init__(self, kind: Any, first: str) -> None:
         self.kind, self.first = kind, first
-        self.made: dict[str, CallLookup] = {}  # by the name of the library
+        self.lookups: dict[str, CallLookup] = {}  # by the name of the library
 
     def of(self, framework: Framework, code: Code) -> CallLookup:
-        lookup = self.made.get(framework.name)
+        lookup = self.lookups.get(framework.name)
         if lookup is None:
             operands, choices = fields_of(self.kind)
             needed = {field.name for field in fields(self.kind) if field.default is MISSING}
-            lookup = self.made[framework.name] = _lookup(self.kind, self.first, operands, needed, choices, code)
+            lookup = self.lookups[framework.name] = _lookup(self.kind, self.first, operands, needed, choices, code)
             self.update(dict.fromkeys(code.kinds, lookup.run))
         return lookup
 
@@ -229,14 +229,14 @@ class FrameworkCallForm(NamedTuple):
     framework: Framework
     operands: tuple[str, ...]  # all possible operands, in order
     choices: tuple[str, ...]
-    given: tuple[str, ...]
-    written: tuple[str, ...]  # those of `given` that are written
-    made: tuple[str, ...]  # the outputs that are allocated
+    passed: tuple[str, ...]
+    written: tuple[str, ...]  # those of `passed` that are written
+    allocated: tuple[str, ...]  # the outputs that are allocated
     addresses: tuple[str | None, ...]  # None for an argument that is the same in every call
     results: tuple[str, ...]
     is_tuple: bool
     pairs: tuple[Pair, ...]
-    sized: tuple[str, ...]  # those of `given` that have elements, and so memory
+    sized: tuple[str, ...]  # those of `passed` that have elements, and so memory
     unusual: tuple[str, ...]  # conditions, as code, under which memory does not hold the elements (conjugated views)
 
 
@@ -273,9 +273,9 @@ def _fast_call(
         framework=framework,
         operands=operands,
         choices=choices,
-        given=tuple(uses),
+        passed=tuple(uses),
         written=tuple(name for name, (_, written) in uses.items() if written),
-        made=tuple(outputs),
+        allocated=tuple(outputs),
         addresses=tuple(name if name in uses or name in outputs else None for name in places),
         results=tuple(names[id(one)] for one in results),
         is_tuple=isinstance(result, tuple),
@@ -292,7 +292,7 @@ def _fast_call(
 def _maker(form: FrameworkCallForm) -> Callable[..., Callable[..., Any]]:
     """The compiled function that makes a plan's `fast_call`; one for each form."""
     code: Any = form.framework.code
-    operands, outputs = form.given, form.made
+    operands, outputs = form.passed, form.allocated
     watched = " or ".join(code.watched.format(x=name) for name in operands)
     conditions = [
         *(f"_type({name}) not in _kinds" for name in operands),

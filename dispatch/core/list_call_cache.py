@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ListCallCache"]
 
-MOST_PAIRS = 48  # up to this number, pairs of operands are compared one by one; beyond it, all ranges are sorted
+MAX_PAIRS = 48  # up to this number, pairs of operands are compared one by one; beyond it, all ranges are sorted
 REAL = (int, float, np.float32, np.float64)
 SEVERAL = "several"  # the kind of a field with several operands; other fields have the kinds of positions
 
@@ -160,7 +160,7 @@ class ListCallCache:
         if calls is None or home is not executor or executor.plans is not bound.plans:
             return
         binding = _binding(request, named, lookup.pattern, items, [name for name, _ in places])
-        if binding is None or not all(map(is_constant, binding.held)):
+        if binding is None or not all(map(is_constant, binding.unchanged)):
             return
         if len(calls) >= call_cache.MAX_CALLS:
             calls.pop(next(iter(calls)), None)
@@ -231,7 +231,7 @@ class Operands(NamedTuple):
     """The operands of a call, by their names in the request."""
 
     tensors: dict[str, Tensor]
-    made: dict[str, Tensor]  # outputs allocated at each call: placeholders with an address but no memory
+    allocated: dict[str, Tensor]  # outputs allocated at each call: placeholders with an address but no memory
     words: dict[str, str]  # the name of each in the generated code
 
 
@@ -278,9 +278,9 @@ def _binding(
     sized = [place for place in their_positions if layouts[f"x{place}"].size]
     form = ListCallForm(
         pattern=pattern,
-        held=(*pattern.places(CHOICE), *(place for name, place in numbers.items() if name not in free)),
+        unchanged=(*pattern.places(CHOICE), *(place for name, place in numbers.items() if name not in free)),
         numbers=tuple((place, named.numbers[name].is_whole) for name, place in free.items()),
-        made=len(allocated),
+        allocated=len(allocated),
         arguments=tuple(arguments),
         constants=len(constants),
         reads=tuple(words[name] for name, _, is_written in uses if not is_written),
@@ -293,7 +293,7 @@ def _binding(
         unusual=_unusual(pattern, layouts),
     )
     ranges = tuple((named.numbers[name].low, named.numbers[name].high) for name in free)
-    held = tuple(items[place] for place in form.held)
+    held = tuple(items[place] for place in form.unchanged)
     return CallBinding(form, held, ranges, outputs, tuple(constants), bounds, spans)
 
 
@@ -369,7 +369,7 @@ def _apart(
                 may_be_one = not in_place.isdisjoint(((name, other_name), (other_name, name)))
                 pairs.append((words[name], words[other_name], may_be_one))
                 bounds.append(overlap_bounds(layout, other))
-    if len(pairs) <= MOST_PAIRS or in_place:
+    if len(pairs) <= MAX_PAIRS or in_place:
         return tuple(pairs), tuple(bounds), None
     lows, highs, written_ones = zip(*((layout.low, layout.high, written) for _, layout, written in sized), strict=True)
     return (), (), Spans(lows, highs, written_ones)

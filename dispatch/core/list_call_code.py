@@ -71,9 +71,9 @@ class ListCallForm(NamedTuple):
     """
 
     pattern: Pattern
-    held: tuple[int, ...]  # the positions of values that must be the same as when the call was cached
+    unchanged: tuple[int, ...]  # the positions of values that must be the same as when the call was cached
     numbers: tuple[tuple[int, bool], ...]  # positions of numbers that may have any value in a range; whether as ints
-    made: int  # the number of outputs that are allocated
+    allocated: int  # the number of outputs that are allocated
     arguments: tuple[str, ...]
     constants: int
     reads: tuple[str, ...]
@@ -90,9 +90,9 @@ class CallBinding(NamedTuple):
     """A form, and the values that belong to the calls of one plan."""
 
     form: ListCallForm
-    held: tuple[Any, ...]
+    unchanged: tuple[Any, ...]
     ranges: tuple[tuple[float, float], ...]
-    made: tuple[Any, ...]  # (shape, strides, dtype), or the function of the operands' library that allocates it
+    allocated: tuple[Any, ...]  # (shape, strides, dtype), or the function of the operands' library that allocates it
     constants: tuple[Any, ...]
     bounds: tuple[tuple[int, int, int | None], ...]
     spans: Spans | None
@@ -169,14 +169,16 @@ def make_fast_call(plan: Any, binding: CallBinding) -> Callable[..., Any]:
     lows, highs, ones = zip(*binding.bounds, strict=True) if binding.bounds else ((), (), ())
     least, most = zip(*binding.ranges, strict=True) if binding.ranges else ((), ())
     make = _maker(binding.form)
-    return make(plan, binding.held, least, most, binding.made, binding.constants, lows, highs, ones, binding.spans)
+    return make(
+        plan, binding.unchanged, least, most, binding.allocated, binding.constants, lows, highs, ones, binding.spans
+    )
 
 
 @lru_cache(MAX_FORMS)
 def _maker(form: ListCallForm) -> Callable[..., Callable[..., Any]]:
     pattern, framework = form.pattern, form.pattern.framework
-    held = [f"_held_{place}" for place in form.held]
-    current = [f"x{place}" for place in form.held]
+    held = [f"_held_{place}" for place in form.unchanged]
+    current = [f"x{place}" for place in form.unchanged]
     lines = []
     if held:
         lines += [
@@ -215,10 +217,10 @@ def _maker(form: ListCallForm) -> Callable[..., Callable[..., Any]]:
     lines += [f"return {tuple_code(form.results) if form.is_tuple else form.results[0]}"]
     numbers = [place for place, _ in form.numbers]
     unpacked = [
-        *unpacking_line("_held", form.held, "_choices"),
+        *unpacking_line("_held", form.unchanged, "_choices"),
         *unpacking_line("_least", numbers, "_leasts"),
         *unpacking_line("_most", numbers, "_mosts"),
-        *unpacking_line("_make", range(form.made), "_outputs"),
+        *unpacking_line("_make", range(form.allocated), "_outputs"),
         *unpacking_line("_argument", range(form.constants), "_constants"),
         *(
             line
@@ -259,11 +261,11 @@ def _made(form: ListCallForm) -> list[str]:
     lines = []
     framework: Any = form.pattern.framework
     pointer = "{x}.ptr" if framework is None else framework.code.pointer
-    for number in range(form.made):
+    for number in range(form.allocated):
         allocation = f"_executor.empty(*_make_{number})" if framework is None else f"_make_{number}()"
         lines += [f"made_{number} = {allocation}", f"_at_made_{number} = {pointer.format(x=f'made_{number}')}"]
-    if form.made and framework is not None:  # plans rely on the alignment of memory from our own allocator
-        all_addresses = " | ".join(f"_at_made_{number}" for number in range(form.made))
+    if form.allocated and framework is not None:  # plans rely on the alignment of memory from our own allocator
+        all_addresses = " | ".join(f"_at_made_{number}" for number in range(form.allocated))
         lines += [f"if ({all_addresses}) & {ALIGNED}:", "    return _CACHE_MISS"]
     return lines
 

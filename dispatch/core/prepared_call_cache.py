@@ -38,8 +38,8 @@ class PreparedCallForm(NamedTuple):
     The other operands have separate names here, because their names in the request need not be Python identifiers.
     """
 
-    given: tuple[str, ...]
-    stay: tuple[str, ...]
+    passed: tuple[str, ...]
+    kept: tuple[str, ...]
     addresses: tuple[str | None, ...]  # None for an argument that does not change
     reads: tuple[str, ...]
     writes: tuple[str, ...]
@@ -72,8 +72,8 @@ def fast_call_of(
     pairs = [pair for pair in overlap_pairs(request) if not {*pair[:2]}.isdisjoint(given)]
     stay = [name for name in tensors if name not in given]
     form = PreparedCallForm(
-        given=given,
-        stay=tuple(names[name] for name in stay),
+        passed=given,
+        kept=tuple(names[name] for name in stay),
         addresses=tuple(names[name] if name in given else None for name in addresses),
         reads=tuple(names[name] for name, _, is_written in uses if not is_written),
         writes=tuple(names[name] for name, _, is_written in uses if is_written),
@@ -95,23 +95,23 @@ def _is_word(name: str) -> bool:
 @lru_cache(MAX_FORMS)
 def _maker(form: PreparedCallForm) -> Callable[..., Callable[..., Any]]:
     """The compiled function that makes a plan's `fast_call` with the operands that it keeps; one for each form."""
-    misfits = [f"_type({name}) is not _Tensor or {name}.layout is not _layout_{name}" for name in form.given]
+    misfits = [f"_type({name}) is not _Tensor or {name}.layout is not _layout_{name}" for name in form.passed]
     places = range(len(form.addresses))
     addresses = [f"_argument_{n}" if name is None else f"_at_{name}" for n, name in enumerate(form.addresses)]
     lines = [
         *unpacking_line("_argument", places, "_arguments"),
-        *unpacking_line("_layout", form.given, "_layouts"),
-        f"[{', '.join(form.stay)}] = _stay",
-        *(f"_at_{name} = {name}.ptr" for name in form.stay),
+        *unpacking_line("_layout", form.passed, "_layouts"),
+        f"[{', '.join(form.kept)}] = _stay",
+        *(f"_at_{name} = {name}.ptr" for name in form.kept),
         *(
             line
             for end in ("low", "high", "one")
             for line in unpacking_line(f"_{end}", range(len(form.pairs)), f"_{end}s")
         ),
-        f"def fast_call(_executor, {', '.join(form.given)}):",
+        f"def fast_call(_executor, {', '.join(form.passed)}):",
         f"    if {' or '.join(misfits)}:",
         "        return _CACHE_MISS",
-        *(f"    _at_{name} = {name}.ptr" for name in form.given),
+        *(f"    _at_{name} = {name}.ptr" for name in form.passed),
         f"    if {' or '.join(starmap(overlap_condition, enumerate(form.pairs))) or False}:",
         "        return _CACHE_MISS",
         f"    _executor.enqueue(_plan, ({', '.join(addresses)},), {tuple_code(form.reads)}, {tuple_code(form.writes)})",

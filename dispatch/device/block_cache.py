@@ -26,9 +26,9 @@ __all__ = ["UNIT_BITS", "BlockCache", "FreeList"]
 MIB = 1 << 20
 UNIT_BITS = 9  # sizes are multiples of 512 bytes, the driver's alignment
 LARGEST = 8 * MIB  # bytes; larger blocks are not cached
-MOST_BYTES = 64 * MIB  # of all blocks that may be cached
-MOST_BLOCKS = 64  # of one size on one stream
-MOST_LISTS = 128  # pairs of a size and a stream
+MAX_BYTES = 64 * MIB  # of all blocks that may be cached
+MAX_BLOCKS = 64  # of one size on one stream
+MAX_LISTS = 128  # pairs of a size and a stream
 
 
 class FreeList:
@@ -109,7 +109,7 @@ class FreeList:
 class BlockCache:
     """The free lists of one device's streams; `Stream.free_lists` has those of a stream, by size.
 
-    Guarantees: the capacities of all lists together are at most MOST_BYTES, and there are at most MOST_LISTS lists. The
+    Guarantees: the capacities of all lists together are at most MAX_BYTES, and there are at most MAX_LISTS lists. The
     capacity of a list grows to the number of blocks that its stream had in use at once. If there is no room, the least
     recently used list is evicted (by second chance). One thread at a time makes or grows a list; other threads, and
     finalizers that run meanwhile, do not wait: their blocks are not cached.
@@ -139,7 +139,7 @@ class BlockCache:
             free_list: FreeList | None = stream.free_lists.get(units)
             if free_list is None:
                 return self._new(stream, units)
-            if free_list.capacity < MOST_BLOCKS and self._make_room(free_list, 0):
+            if free_list.capacity < MAX_BLOCKS and self._make_room(free_list, 0):
                 free_list.capacity += 1
             return free_list
         finally:
@@ -163,7 +163,7 @@ class BlockCache:
         A list that was used since it was last considered is skipped once.
         """
         for _ in range(len(self._lists)):
-            if self._kept + free_list.nbytes <= MOST_BYTES and len(self._lists) + more <= MOST_LISTS:
+            if self._kept + free_list.nbytes <= MAX_BYTES and len(self._lists) + more <= MAX_LISTS:
                 break
             oldest = self._lists[0]
             if oldest.is_open and (oldest.was_used or oldest is free_list):
@@ -173,10 +173,10 @@ class BlockCache:
                 self._end(oldest)
                 self._lists.popleft()
                 self._kept -= oldest.capacity * oldest.nbytes
-        if self._kept + free_list.nbytes > MOST_BYTES:
+        if self._kept + free_list.nbytes > MAX_BYTES:
             self._count()  # an exception may have left it wrong; the next call finds room then
             return False
-        if len(self._lists) + more > MOST_LISTS:
+        if len(self._lists) + more > MAX_LISTS:
             return False
         self._kept += free_list.nbytes
         return True

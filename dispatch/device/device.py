@@ -61,7 +61,7 @@ class Device:
         self.fault: DispatchError | None = None
         self._layouts: dict[tuple[Any, ...], Layout] = {}
         # For allocations by executors: size and layout at a multiple of 256 bytes, by shape, strides and dtype.
-        self.made: dict[tuple[Any, ...], tuple[int, Layout]] = {}
+        self.output_layouts: dict[tuple[Any, ...], tuple[int, Layout]] = {}
         self._executors: weakref.WeakSet[Any] = weakref.WeakSet()
         self.supervisors: weakref.WeakSet[Any] = weakref.WeakSet()  # `close` lets them finish first
         self._lock = threading.RLock()  # a finalizer may run inside it, and close streams or see a fault
@@ -304,7 +304,7 @@ class Device:
         layout = self._layouts.get(key)
         if layout is None:
             if len(self._layouts) >= MAX_LAYOUTS:
-                self._layouts, self.made = {}, {}
+                self._layouts, self.output_layouts = {}, {}
             layout = self._layouts[key] = Layout(self, dtype, shape, strides, alignment, readonly)
         return layout
 

@@ -12,7 +12,7 @@ import numpy as np
 
 __all__ = ["brief", "html_of", "text_of"]
 
-MOST_SHOWN = 1 << 16  # elements, regardless of NumPy's print options
+MAX_SHOWN = 1 << 16  # elements, regardless of NumPy's print options
 Array = np.ndarray[Any, np.dtype[Any]]
 GAP = 4096  # bytes; elements with smaller gaps between them are copied together
 DIGITS = 4  # for bf16 and narrower floats, which have three significant digits
@@ -66,10 +66,10 @@ def _values(tensor: Any) -> str:
     tensor.device.look(tensor)
     options = np.get_printoptions()
     edge = options["edgeitems"]
-    is_large = tensor.size > min(options["threshold"], MOST_SHOWN)
+    is_large = tensor.size > min(options["threshold"], MAX_SHOWN)
     places = [_places(extent, edge if is_large else extent) for extent in tensor.shape]
     count = int(np.prod([len(place) for place in places], dtype=object))
-    if count > MOST_SHOWN:
+    if count > MAX_SHOWN:
         return f"… {tensor.size} elements …"
     elements = _elements(tensor, places) if tensor.size else np.empty(tensor.shape, tensor.dtype.numpy)
     precision = None
@@ -79,7 +79,7 @@ def _values(tensor: Any) -> str:
         elements = _with_gaps(elements, tensor.shape, edge)
     threshold = 0 if is_large else tensor.size + 1
     text = np.array2string(elements, separator=", ", prefix="Tensor(", threshold=threshold, precision=precision)
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
 
 
 def _places(extent: int, edge: int) -> list[int]:

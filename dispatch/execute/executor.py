@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["APART", "Executor"]
 
 MAX_PLANS = 4096  # on one executor; the oldest is dropped first
-MAX_MADE = 4096  # cached layouts of outputs on a device; beyond it all are dropped
+MAX_OUTPUT_LAYOUTS = 4096  # cached layouts of outputs on a device; beyond it all are dropped
 APART = 256  # bytes: the largest alignment that a layout distinguishes
 
 
@@ -96,7 +96,7 @@ class Executor:
     def empty(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: Dtype) -> Tensor:
         """An uninitialized tensor of these strides (elements), on this executor's stream."""
         device = self.device
-        measured = device.made.get((shape, strides, dtype.cuda))
+        measured = device.output_layouts.get((shape, strides, dtype.cuda))
         if measured is None:
             measured = self._measure(shape, strides, dtype)
         nbytes, layout = measured
@@ -115,9 +115,9 @@ class Executor:
         # Tensor maps write whole units of 16 bytes, so one must fit after the last line (cutlass/staged.py).
         nbytes = -(-elements * dtype.bits // 128) * 16
         layout = self.device.layout(dtype, shape, strides, APART)
-        if len(self.device.made) >= MAX_MADE:
-            self.device.made = {}
-        measured = self.device.made[shape, strides, dtype.cuda] = nbytes, layout
+        if len(self.device.output_layouts) >= MAX_OUTPUT_LAYOUTS:
+            self.device.output_layouts = {}
+        measured = self.device.output_layouts[shape, strides, dtype.cuda] = nbytes, layout
         return measured
 
     def check(self) -> None:

@@ -29,7 +29,7 @@ __all__ = ["AGAIN", "PlanRelocation"]
 FIRST = 160
 EVERY = 8  # calls between two steps; a step takes as long as five to fifty calls
 AGAIN = 3  # the call after which an idle worker may learn the plan
-MOST_FORMS = 4  # of one plan; a form says which operands coincide and which numbers are 0 or 1
+MAX_FORMS = 4  # of one plan; a form says which operands coincide and which numbers are 0 or 1
 BACK_OFF = 1 << 16
 NOT_SAFE = "its call cannot be captured"
 NEVER = sys.maxsize
@@ -70,7 +70,7 @@ class PlanRelocation:
     @property
     def is_settled(self) -> bool:
         """Whether learning has ended."""
-        return None in self.refused or len(self.graphs) + len(self.refused) >= MOST_FORMS
+        return None in self.refused or len(self.graphs) + len(self.refused) >= MAX_FORMS
 
     def other(self, plan: Plan, arguments: tuple[Argument, ...]) -> int:
         """Launch the graph of a form other than the latest one; returns the status, or MISFIT if no graph fits."""
@@ -112,7 +112,7 @@ class PlanRelocation:
                 if refused:
                     return refused
                 if self.is_settled:
-                    return f"the plan has been learnt for {MOST_FORMS} forms of arguments already"
+                    return f"the plan has been learnt for {MAX_FORMS} forms of arguments already"
                 self._step(executor, plan, arguments)
         finally:
             self._is_learning = False

@@ -28,8 +28,8 @@ from dispatch.execute.relocation import (
     HALF,
     IMAGINARY,
     LOW,
-    MOST_CALLS,
-    MOST_WHOLE,
+    MAX_CALLS,
+    MAX_EXACT_INTEGER,
     NARROWED,
     NUMBER,
     WHOLE,
@@ -309,7 +309,7 @@ def _misfits(form: Form) -> list[str]:
     tests = [f"x{place}" for place, number in enumerate(form.fixed) if number == 0 and form.kinds[place] is int]
     for place, (kind, number) in enumerate(zip(form.kinds, form.fixed, strict=True)):
         if kind is CallNumber:
-            tests.append(f"not 0 < x{place} < {MOST_CALLS}")
+            tests.append(f"not 0 < x{place} < {MAX_CALLS}")
         elif kind is not int and number is not None:
             is_other = f"x{place} is not fixed_{place} and"  # usually the same object
             tests.append(f"{is_other} x{place} != fixed_{place}")
@@ -319,7 +319,7 @@ def _misfits(form: Form) -> list[str]:
             tests.append(f"x{place} == 0 or x{place} == 1")
             if kind is float:
                 tests.append(f"isinstance(x{place}, COMPLEX)")
-    tests += [f"x{place} % 1 != 0 or not -{MOST_WHOLE} < x{place} < {MOST_WHOLE}" for place in form.whole]
+    tests += [f"x{place} % 1 != 0 or not -{MAX_EXACT_INTEGER} < x{place} < {MAX_EXACT_INTEGER}" for place in form.whole]
     tests += _other_zeros(form, "x{}")
     operands = form.operands
     if operands:

@@ -31,15 +31,15 @@ __all__ = ["COMPLEX", "LEARNT", "PROVING", "SPECIAL", "Form", "Word", "images", 
 
 LEARNT = 3  # captures in which words are found
 PROVING = 2  # further captures that the words must predict, at least
-MOST_ALIGNED = 256  # bytes: the largest alignment that a layout guarantees
+MAX_ALIGNMENT = 256  # bytes: the largest alignment that a layout guarantees
 LOWEST, HIGHEST = 1 << 33, 1 << 46  # the range of random addresses
 NEAR = 1 << 32  # bytes: in some captures all operands lie within this, as differences in 32 bits would require
 SPANS = (HIGHEST - LOWEST, NEAR, NEAR, HIGHEST - LOWEST)  # of the addresses of the captures, in turn
 SPECIAL = (0.0, 1.0)  # numbers for which libraries use other code paths
 COMPLEX = (complex, np.complexfloating)  # np.complex64 is no subclass of complex
 NEXT = 2  # index of the captured call whose number is the successor of the previous one
-MOST_CALLS = 1 << 32  # the library runs calls with the number 0, or this number and above
-MOST_WHOLE = 1 << 11  # smaller integers are exact in every format, including f16
+MAX_CALLS = 1 << 32  # the library runs calls with the number 0, or this number and above
+MAX_EXACT_INTEGER = 1 << 11  # smaller integers are exact in every format, including f16
 ADDRESS, LOW, REAL, IMAGINARY, WHOLE, NARROWED, NUMBER = range(7)
 WRAP, HALF = 1 << 64, 1 << 32
 
@@ -164,7 +164,7 @@ def random_arguments(
         drawn[place] = page + _alignment_offset(int(arguments[place].real), rng)
     for place in form.free:
         if place in form.whole:
-            drawn[place] = float(rng.randrange(2, MOST_WHOLE))
+            drawn[place] = float(rng.randrange(2, MAX_EXACT_INTEGER))
         elif form.kinds[place] is complex:
             parts = (None, None) if last is None else (last[place].real, last[place].imag)
             drawn[place] = complex(*(_number(part, rng) for part in parts))
@@ -176,10 +176,10 @@ def random_arguments(
 
 
 def _pages(form: Form, rng: random.Random, last: Sequence[Argument] | None, span: int) -> list[int]:
-    """A multiple of MOST_ALIGNED for each operand, all within `span`; in the opposite order of `last`, if given."""
+    """A multiple of MAX_ALIGNMENT for each operand, all within `span`; in the opposite order of `last`, if given."""
     count = len(form.operands)
-    base = rng.randrange(LOWEST, HIGHEST - span + 1) // MOST_ALIGNED * MOST_ALIGNED
-    pages = [base + MOST_ALIGNED * number for number in rng.sample(range(span // MOST_ALIGNED), count)]
+    base = rng.randrange(LOWEST, HIGHEST - span + 1) // MAX_ALIGNMENT * MAX_ALIGNMENT
+    pages = [base + MAX_ALIGNMENT * number for number in rng.sample(range(span // MAX_ALIGNMENT), count)]
     if last is None:
         return pages
     ordered = sorted(range(count), key=lambda number: -int(last[form.operands[number]].real))
@@ -188,11 +188,11 @@ def _pages(form: Form, rng: random.Random, last: Sequence[Argument] | None, span
 
 
 def _alignment_offset(real: int, rng: random.Random) -> int:
-    """A random offset from a multiple of MOST_ALIGNED that gives exactly the alignment of an address."""
-    alignment = min(MOST_ALIGNED, real & -real)
-    if alignment == MOST_ALIGNED:
+    """A random offset from a multiple of MAX_ALIGNMENT that gives exactly the alignment of an address."""
+    alignment = min(MAX_ALIGNMENT, real & -real)
+    if alignment == MAX_ALIGNMENT:
         return 0
-    return alignment * (2 * rng.randrange(MOST_ALIGNED // alignment // 2) + 1)
+    return alignment * (2 * rng.randrange(MAX_ALIGNMENT // alignment // 2) + 1)
 
 
 def _number(last: float | None, rng: random.Random) -> float:
@@ -213,10 +213,10 @@ def _number(last: float | None, rng: random.Random) -> float:
 def _call(turn: int, last: int | None, rng: random.Random) -> int:
     """The number of a captured call: first the largest, then a small one and its successor, then any."""
     if turn == 0 or last is None:
-        return MOST_CALLS - 1
+        return MAX_CALLS - 1
     if turn == 1:
         return rng.randrange(1, 1 << 10)
-    return last + 1 if turn == NEXT else rng.randrange(1, 1 << rng.randrange(1, MOST_CALLS.bit_length()))
+    return last + 1 if turn == NEXT else rng.randrange(1, 1 << rng.randrange(1, MAX_CALLS.bit_length()))
 
 
 def learn(captures: Sequence[Sequence[Node]], arguments: Sequence[Sequence[Argument]], form: Form) -> tuple[Word, ...]:

@@ -21,9 +21,9 @@ from dispatch.execute.graph_nodes import KernelParams
 if TYPE_CHECKING:
     from dispatch.device.cuda import CudaDevice
 
-__all__ = ["LEAST_DRIVER", "Launched", "NodeParams", "WhileGraph"]
+__all__ = ["MIN_DRIVER", "Launched", "NodeParams", "WhileGraph"]
 
-LEAST_DRIVER = 12040
+MIN_DRIVER = 12040
 CONDITIONAL, WHILE, ASSIGN_DEFAULT = (
     13,
     1,

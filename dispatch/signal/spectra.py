@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["istft", "stft", "welch"]
 
-LEAST = 1e-10  # smaller sums of squared windows count as 0, as in SciPy
+MIN_WEIGHT = 1e-10  # smaller sums of squared windows count as 0, as in SciPy
 
 
 def stft(
@@ -240,11 +240,11 @@ def _weights(frames: Frames, count: int, boundary: bool) -> Array:
     for number in range(count):
         sums[number * frames.step :][: frames.size] += frames.window**2
     side = frames.size // 2 if boundary else 0
-    if (sums[side : sums.size - side] <= LEAST).any():
+    if (sums[side : sums.size - side] <= MIN_WEIGHT).any():
         expected = "a window and noverlap that give every element a nonzero weight (scipy.signal.check_NOLA)"
         hint = "" if boundary else "with boundary=True the ends of the first and last frame are not part of the result"
         raise BadRequest("window", f"frames of {frames.size} elements, one every {frames.step}", expected, hint)
-    return np.where(sums > LEAST, sums, 1.0)
+    return np.where(sums > MIN_WEIGHT, sums, 1.0)
 
 
 def _added(pieces: Tensor, frames: Frames) -> Tensor:

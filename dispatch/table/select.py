@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Explanation", "called", "candidates", "explain", "no_row", "reasons", "select"]
 
 LONGEST_REQUEST = 116  # characters of a request in the first line of an error
-MOST_LINES = 12  # lines of an explanation in a notebook
+MAX_LINES = 12  # lines of an explanation in a notebook
 LONGEST_LINE = 400  # characters of a line in a notebook
 
 
@@ -170,8 +170,8 @@ class Explanation:
         from html import escape
 
         lines = [one_line(line, LONGEST_LINE) for line in str(self).splitlines()]
-        more = len(lines) - MOST_LINES
-        shown = lines if more <= 0 else [*lines[:MOST_LINES], f"   {more} more rows: print(dispatch.explain(request))"]
+        more = len(lines) - MAX_LINES
+        shown = lines if more <= 0 else [*lines[:MAX_LINES], f"   {more} more rows: print(dispatch.explain(request))"]
         return f"<div><pre>{escape(chr(10).join(shown))}</pre></div>"
 
     def __str__(self) -> str:

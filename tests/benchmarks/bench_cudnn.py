@@ -35,7 +35,7 @@ else:
 OURS, FRONT_END = "dispatch", "cuDNN front end"
 Row = dict[str, Any]
 Runs = dict[str, "Callable[[int], Any]"]
-L2_BYTES, MOST_SETS = 60 << 20, 12
+L2_BYTES, MAX_SETS = 60 << 20, 12
 BUDGET = {True: 60.0, False: 240.0}  # seconds, by `quick`
 # Name, x (N, C, spatial…), w (K, C / groups, spatial…), padding, stride.
 # fmt: off
@@ -111,7 +111,7 @@ def operand_sets(layer: tuple[Any, ...]) -> list[tuple[Any, Any, Any]]:
     last = torch.channels_last if len(x_shape) == 4 else torch.channels_last_3d
     sets: list[tuple[Any, Any, Any]] = []
     nbytes = 0
-    while nbytes < 2 * L2_BYTES and len(sets) < MOST_SETS:
+    while nbytes < 2 * L2_BYTES and len(sets) < MAX_SETS:
         x, w = (torch.randn(s, device="cuda", dtype=torch.bfloat16) for s in (x_shape, w_shape))
         w = w / math.sqrt(np.prod(w_shape[1:]))
         x, w = x.contiguous(memory_format=last), w.contiguous(memory_format=last)

@@ -34,7 +34,7 @@ TABLES = ("1d", "batched", "2d", "3d", "cosine", "callbacks", "host")
 RACES = TABLES[:5]  # of transforms beside their peers
 CHECKED = 1 << 20  # points that NumPy transforms soon enough
 ROOM = 1 << 30  # bytes of all operand sets of a case
-MOST_SETS = 8
+MAX_SETS = 8
 ADDRESSES = 256
 TARGETS = (
     Target("each transform to the best peer", "least", 0.98, at_least=True),
@@ -189,7 +189,7 @@ def on_the_gpu(table: str, report: Report, missing: dict[str, str], rate: float,
 
         def work(case: Case = case) -> None:
             values = drawn(case, rng) if int(np.prod(case.shape)) <= CHECKED else None
-            count = max(1, min(MOST_SETS, ROOM // case.nbytes))
+            count = max(1, min(MAX_SETS, ROOM // case.nbytes))
             sets = sets_of(case, values, count)
             runs = calls(case, sets, missing)
             runs = {name: call for name, call in runs.items() if is_right(case, name, call, values, count, missing)}
@@ -232,7 +232,7 @@ def through_callbacks(report: Report, missing: dict[str, str], rate: float, *, q
 
         def work(case: CallbackCase = case) -> None:
             x, other = values_of(case, rng)
-            count = max(1, min(MOST_SETS, ROOM // case.nbytes))
+            count = max(1, min(MAX_SETS, ROOM // case.nbytes))
             sets = [torch.from_numpy(x).cuda() for _ in range(count)]
             expected = (
                 right(case, x, other) if case.points <= 16 * CHECKED and not (quick and case.points > CHECKED) else None

@@ -31,7 +31,7 @@ else:
     no_torch = None
 
 BURST = 3e-3  # seconds of GPU work in one recorded burst, about
-MOST_CALLS = 240  # in one burst
+MAX_CALLS = 240  # in one burst
 # Only to size the bursts: rates that a Hopper GPU about reaches.
 FLOP_RATE, BYTE_RATE, SHORTEST = {2: 7e14, 1: 1.2e15}, 4e12, 3e-6
 BUDGET = {True: 45.0, False: 210.0}  # seconds, by `quick`: what is left over then is reported as not run
@@ -54,7 +54,7 @@ def measure(product: Product, rounds: int) -> Row:
     prepared = time.perf_counter() - started
     runs = candidates.verified(product, sets, {**candidates.torch_runs(product, sets), **runs}, missing)
     shortest = max(product.flop / FLOP_RATE[product.itemsize], product.nbytes / BYTE_RATE, SHORTEST)
-    turns = max(1, min(math.ceil(BURST / shortest), MOST_CALLS) // len(sets))
+    turns = max(1, min(math.ceil(BURST / shortest), MAX_CALLS) // len(sets))
     seconds, how = gpu_race(runs, sets=len(sets), repeats=turns * len(sets), rounds=rounds)
     figures = {name: summary(values) for name, values in seconds.items()}
     row: Row = {"product": product.label, "kind": product.kind, "epilogue": product.epilogue, "form": product.form}

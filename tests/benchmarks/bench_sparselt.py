@@ -54,7 +54,7 @@ SHAPES = (
 QUICK = (Shape("f16", 256, 4096, 4096), Shape("i8", 256, 4096, 4096))
 SEARCHED = (*QUICK, Shape("f16", 16, 4096, 4096), Shape("f16", 4096, 4096, 4096))  # a search takes seconds
 ON_HOST = (Shape("f16", 16, 64, 128), Shape("i8", 16, 64, 128))
-SETS_BYTES, MOST_SETS = 100 << 20, 8  # of operands, so that a turn through them leaves nothing in the L2 cache
+SETS_BYTES, MAX_SETS = 100 << 20, 8  # of operands, so that a turn through them leaves nothing in the L2 cache
 ROUNDS, REPEATS = 7, 16
 OURS, TUNED, DENSE = "2:4", "2:4 searched", "dense"
 TORCH, TORCH_DENSE = "torch 2:4", "torch dense"
@@ -79,7 +79,7 @@ def sides(torch: Any, shape: Shape, failed: dict[str, str]) -> tuple[dict[str, R
     """All ways to carry out a product, over several sets of operands; each has run once."""
     item = dp.Dtype.of(shape.dtype).itemsize
     once = item * shape.inputs * (shape.tokens + shape.outputs)
-    count = min(MOST_SETS, 1 + SETS_BYTES // once)
+    count = min(MAX_SETS, 1 + SETS_BYTES // once)
     sets = [operands(torch, shape, seed) for seed in range(count)]
     packed = [dp.structured.compress(w) for _, w in sets]
     chosen = {"compute": "tf32"} if shape.dtype == "f32" else {}

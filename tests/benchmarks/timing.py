@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-LEAST_DELAY, MOST_DELAY = 2e-4, 0.2  # seconds for which the GPU is held back while calls are enqueued
+MIN_DELAY, MAX_DELAY = 2e-4, 0.2  # seconds for which the GPU is held back while calls are enqueued
 SPARE = 1.5  # of the time that they took the host before
 CYCLES_PER_SECOND = 2e9  # of torch.cuda._sleep, about: an upper bound of the SM clock
 
@@ -116,7 +116,7 @@ def _burst(name: str, run: Callable[[int], Any], sets: int, repeats: int) -> tup
         loop()
         took = time.perf_counter() - began
     torch.cuda.synchronize()
-    return loop, int(min(max(SPARE * took, LEAST_DELAY), MOST_DELAY) * CYCLES_PER_SECOND)
+    return loop, int(min(max(SPARE * took, MIN_DELAY), MAX_DELAY) * CYCLES_PER_SECOND)
 
 
 def _loop(run: Callable[[int], Any], sets: int, repeats: int) -> Callable[[], None]:

@@ -22,7 +22,7 @@ def row_major(named):
 
 TCCG = tuple(map(row_major, NAMED.split()))
 EXTENTS = (1, 2, 3, 5, 2, 4, 7)
-MOST = 40_000  # terms of a drawn sum
+MAX_TERMS = 40_000  # terms of a drawn sum
 
 
 def drawn(rng):
@@ -40,7 +40,7 @@ def drawn(rng):
             terms.append("".join(term))
         there = sorted({mode for term in terms for mode in term})
         kept = [mode for mode in rng.permutation(there) if rng.random() < 0.4] if there else []
-        if np.prod([float(sizes[mode]) for mode in there]) <= MOST:
+        if np.prod([float(sizes[mode]) for mode in there]) <= MAX_TERMS:
             spec = f"{','.join(terms)}->{''.join(kept)}"
             return spec, [tuple(sizes[mode] for mode in term) for term in terms]
 

@@ -11,7 +11,7 @@ import numpy as np
 from cudabind.sys import cublas as real
 from dispatch.libraries.cublas import batched
 from dispatch.libraries.cublas.calls import Constant, Operand
-from dispatch.libraries.cusolver.row_permutations import MOST_SHARED, PermuteMode
+from dispatch.libraries.cusolver.row_permutations import MAX_SHARED, PermuteMode
 from dispatch.ops.linalg.packed import expanded
 from dispatch.ops.linalg.reference import lapack
 from dispatch.ops.linalg.residuals import product_of_reflections
@@ -317,7 +317,7 @@ class PermutationFromPivots:
     """Exchanges one after another."""
 
     def __init__(self, executor, pivots, order, room, like, batch):
-        assert (room is not None) == (like.rows > MOST_SHARED)
+        assert (room is not None) == (like.rows > MAX_SHARED)
         assert (pivots.batch_stride, order.batch_stride) == (8 * like.rows, 4 * like.rows) or batch == 1
         self.given = pivots, order, like.rows, batch
 

@@ -42,7 +42,7 @@ SIZES = {  # bytes, and the least value
     CONFIG.CUDSS_CONFIG_IR_N_STEPS: (4, 0),
 }
 ALLOC_FAILED, NOT_SUPPORTED = 2, 4
-LEAST_MEMORY = 4096  # bytes of the device's that hybrid mode takes
+MIN_MEMORY = 4096  # bytes of the device's that hybrid mode takes
 
 
 class Function:
@@ -148,7 +148,7 @@ class Library:
         wanted = {
             params.CUDSS_DATA_INFO: (4, found.info),
             params.CUDSS_DATA_NPIVOTS: (found.index_bytes, self.replaced or found.replaced),
-            params.CUDSS_DATA_HYBRID_DEVICE_MEMORY_MIN: (8, LEAST_MEMORY),
+            params.CUDSS_DATA_HYBRID_DEVICE_MEMORY_MIN: (8, MIN_MEMORY),
         }
         nbytes, told = wanted[what]
         assert size == ctypes.sizeof(value._obj) == nbytes
@@ -165,7 +165,7 @@ class Library:
         rows, columns = self.pattern(matrix)
         limit = chosen.get(CONFIG.CUDSS_CONFIG_HYBRID_DEVICE_MEMORY_LIMIT, -1)
         if phase == ANALYSIS:
-            if self.is_early and 0 <= limit < LEAST_MEMORY:
+            if self.is_early and 0 <= limit < MIN_MEMORY:
                 return ALLOC_FAILED
             found.analysed, found.factors = (matrix.at[:2], dict(chosen), rows, columns), None
             found.index_bytes = matrix.index.itemsize
@@ -175,7 +175,7 @@ class Library:
             assert at == matrix.at[:2]
             assert choices == chosen, "what the analysis was not made for"
             assert all(map(np.array_equal, before, (rows, columns))), "another pattern than the one analysed"
-            assert limit in (-1, max(limit, LEAST_MEMORY)), "nothing is tried with less than there must be"
+            assert limit in (-1, max(limit, MIN_MEMORY)), "nothing is tried with less than there must be"
             found.factors = self.whole(matrix, rows, columns, batch)
             # All are scaled as the first one needs it, and what is factorized again as that was.
             if phase == FACTORIZATION:
@@ -250,7 +250,7 @@ def look_on_cpu(monkeypatch):
         assert extents == [1, 1, batched.THREADS, 1, 1]
         assert not shared
         assert none is None
-        assert 0 < blocks <= batched.MOST_BLOCKS
+        assert 0 < blocks <= batched.MAX_BLOCKS
         b, x, at, each, numbers = (ctypes.c_int64.from_address(one).value for one in taken)
         kind = np.dtype("f8" if function.value == 8 else "f4")
         given, found = (memory.array_at(one, kind, numbers).reshape(-1, each) for one in (b, x))

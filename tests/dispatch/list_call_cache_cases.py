@@ -309,7 +309,7 @@ def formed(change):
 
 def unheld(binding):
     choices = binding.form.pattern.places(list_call_code.CHOICE)
-    return binding._replace(held=binding.held[: len(choices)], form=binding.form._replace(held=choices))
+    return binding._replace(unchanged=binding.unchanged[: len(choices)], form=binding.form._replace(unchanged=choices))
 
 
 def frozen(binding):

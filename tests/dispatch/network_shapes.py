@@ -6,7 +6,7 @@ import dispatch as dp
 from dispatch.ops.contraction import network
 
 EXTENTS = (1, 1, 2, 3, 5, 7, 11)
-MOST = 20_000  # elements of all operands and results on the way
+MAX_ELEMENTS = 20_000  # elements of all operands and results on the way
 
 
 def drawn(rng, most):
@@ -25,7 +25,7 @@ def drawn(rng, most):
         spec, shapes = f"{','.join(terms)}->{''.join(kept)}", [tuple(sizes[mode] for mode in term) for term in terms]
         one = dp.device("host").zeros((), "f64")
         blank = [one.strided(shape, (0,) * len(shape)) for shape in shapes]
-        if sum(map(len, terms)) < 60 and network.elements_of(dp.EinsumRequest(spec, blank)) < MOST:
+        if sum(map(len, terms)) < 60 and network.elements_of(dp.EinsumRequest(spec, blank)) < MAX_ELEMENTS:
             return spec, shapes
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from dispatch.device.block_cache import LARGEST, MOST_BLOCKS, MOST_BYTES, MOST_LISTS
+from dispatch.device.block_cache import LARGEST, MAX_BLOCKS, MAX_BYTES, MAX_LISTS
 from dispatch.keys import F32, U8
 
 spec = importlib.util.spec_from_file_location("kept_blocks", Path(__file__).with_name("kept_blocks.py"))
@@ -22,12 +22,12 @@ def test_ever_different_sizes_do_not_add_up(driver, run):
             if number % 97 == 0:
                 most = max(most, kept(dev)[1])
                 lists = max(lists, len(dev.blocks._lists))
-                assert room(dev) <= MOST_BYTES
-        assert lists <= MOST_LISTS
-        assert len(dev.executor().stream.free_lists) <= MOST_LISTS
-        assert len(driver.memory) <= MOST_LISTS + 2
-        assert most <= MOST_LISTS * 40_960
-        assert len(dev.made) <= 4096
+                assert room(dev) <= MAX_BYTES
+        assert lists <= MAX_LISTS
+        assert len(dev.executor().stream.free_lists) <= MAX_LISTS
+        assert len(driver.memory) <= MAX_LISTS + 2
+        assert most <= MAX_LISTS * 40_960
+        assert len(dev.output_layouts) <= 4096
 
     run(work)
 
@@ -36,7 +36,7 @@ def test_large_sizes_are_bounded_in_bytes(driver, run):
     def work(dev):
         for number in range(100):
             dev.empty(LARGEST - number * UNIT, U8)
-            assert kept(dev)[1] <= room(dev) <= MOST_BYTES
+            assert kept(dev)[1] <= room(dev) <= MAX_BYTES
         assert driver.reuses == 0
         dev.empty(LARGEST + 1, U8)
         dev.empty(LARGEST + 1, U8)
@@ -44,14 +44,14 @@ def test_large_sizes_are_bounded_in_bytes(driver, run):
         dev.trim()
         many = [dev.empty(LARGEST, U8) for _ in range(12)]
         many.clear()
-        assert kept(dev) == (MOST_BYTES // LARGEST, MOST_BYTES)
-        many = [dev.empty(1, U8) for _ in range(3 * MOST_BLOCKS)]
+        assert kept(dev) == (MAX_BYTES // LARGEST, MAX_BYTES)
+        many = [dev.empty(1, U8) for _ in range(3 * MAX_BLOCKS)]
         many.clear()
-        assert kept(dev)[1] <= MOST_BYTES
+        assert kept(dev)[1] <= MAX_BYTES
         dev.trim()
-        many = [dev.empty(1, U8) for _ in range(3 * MOST_BLOCKS)]
+        many = [dev.empty(1, U8) for _ in range(3 * MAX_BLOCKS)]
         many.clear()
-        assert kept(dev) == (MOST_BLOCKS, MOST_BLOCKS * UNIT)
+        assert kept(dev) == (MAX_BLOCKS, MAX_BLOCKS * UNIT)
 
     run(work)
 
@@ -62,7 +62,7 @@ def test_the_bounds_are_of_all_streams_together(run):
         for each in streams:
             with each:
                 dev.empty(LARGEST, U8)
-        assert kept(dev) == (8, MOST_BYTES)
+        assert kept(dev) == (8, MAX_BYTES)
         assert [bool(each.free_lists) for each in streams] == [False] * 4 + [True] * 8
 
     run(work)
@@ -71,7 +71,7 @@ def test_the_bounds_are_of_all_streams_together(run):
 def test_what_is_asked_for_again_and_again_stays_while_other_sizes_come_and_go(driver, run):
     def work(dev):
         dev.empty(1, U8)
-        for number in range(5 * MOST_LISTS):
+        for number in range(5 * MAX_LISTS):
             reuses = driver.reuses
             dev.empty(1, U8)
             assert driver.reuses == reuses + 1
@@ -84,7 +84,7 @@ def test_what_nobody_asks_for_any_more_makes_room(driver, run):
     def work(dev):
         many = [dev.empty(1 << 20, U8) for _ in range(64)]
         many.clear()
-        assert kept(dev)[1] == MOST_BYTES
+        assert kept(dev)[1] == MAX_BYTES
         dev.empty(1 << 19, U8)
         assert kept(dev)[1] == 1 << 19
         dev.empty(1 << 19, U8)
@@ -100,14 +100,14 @@ def test_lists_that_grew_for_what_never_came_back_do_not_keep_others_out(driver,
             dev.empty(1 << 21, U8)
         assert driver.reuses >= 18
         held.clear()
-        assert kept(dev)[1] <= MOST_BYTES
+        assert kept(dev)[1] <= MAX_BYTES
 
     run(work)
 
 
 def test_a_count_that_an_exception_has_left_wrong_is_put_right(driver, run):
     def work(dev):
-        dev.blocks._kept = 10 * MOST_BYTES
+        dev.blocks._kept = 10 * MAX_BYTES
         for _ in range(3):
             dev.empty(1, U8)
         assert driver.reuses == 1

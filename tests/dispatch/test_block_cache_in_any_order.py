@@ -173,8 +173,8 @@ class Walk:
 
 @pytest.mark.parametrize("block", range(4))
 def test_a_program_in_any_order(driver, run, monkeypatch, block):
-    monkeypatch.setattr(block_cache, "MOST_BYTES", 1 << 14)
-    monkeypatch.setattr(block_cache, "MOST_LISTS", 5)
+    monkeypatch.setattr(block_cache, "MAX_BYTES", 1 << 14)
+    monkeypatch.setattr(block_cache, "MAX_LISTS", 5)
     reuses = []
     for seed in range(block * 12, block * 12 + 12):
         driver.is_slow = bool(seed % 2)

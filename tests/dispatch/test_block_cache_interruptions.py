@@ -118,7 +118,7 @@ def acting(act, dev, home):
 @pytest.mark.parametrize("act", MAKING)
 @pytest.mark.parametrize("is_known", [False, True])
 def test_whatever_comes_in_between_two_steps_as_memory_is_made(driver, run, monkeypatch, act, is_known):
-    monkeypatch.setattr(block_cache, "MOST_LISTS", 3)
+    monkeypatch.setattr(block_cache, "MAX_LISTS", 3)
 
     def work(dev):
         driver.is_slow = True

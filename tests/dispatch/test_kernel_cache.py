@@ -205,7 +205,7 @@ def test_a_pack_that_would_inflate_to_gigabytes_is_refused_before_it_does(kept, 
 
 
 def test_many_kernels_that_would_inflate_to_gigabytes_are_refused_before_they_do(kept, tmp_path, monkeypatch):
-    monkeypatch.setattr("dispatch.libraries.nvrtc.kernel_cache.MOST_CODE", 8 << 20)
+    monkeypatch.setattr("dispatch.libraries.nvrtc.kernel_cache.MAX_CODE", 8 << 20)
     packed = zlib.compress(bytes(3 << 20), 9)
     path = tmp_path / "pack"
     pack_of(path, **{name: sealed(FACTS | {"kernel": name}, packed) for name in "abcdefgh"})

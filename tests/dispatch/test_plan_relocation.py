@@ -16,7 +16,7 @@ import pytest
 from dispatch.execute import relocations
 from dispatch.execute.graph_nodes import KERNEL, Node
 from dispatch.execute.learner import LOST, SETTLING
-from dispatch.execute.plan_relocation import AGAIN, BACK_OFF, EVERY, FIRST, MOST_FORMS, NEVER, NOT_SAFE
+from dispatch.execute.plan_relocation import AGAIN, BACK_OFF, EVERY, FIRST, MAX_FORMS, NEVER, NOT_SAFE
 from dispatch.execute.relocated_graph import FIRST_CHECK
 from dispatch.execute.relocation import LEARNT, PROVING, Form
 
@@ -159,20 +159,20 @@ def test_a_library_that_refuses_made_up_addresses_is_called(executor):
     assert len(executor.seen) == 2
 
 
-MOST_LOST = (LOST + 1) * (1 + SETTLING)  # recordings until a plan is given up
+MAX_LOST = (LOST + 1) * (1 + SETTLING)  # recordings until a plan is given up
 
 
-@pytest.mark.parametrize("lost", [1, LOST, MOST_LOST - SETTLING - 1, MOST_LOST - SETTLING, 100])
+@pytest.mark.parametrize("lost", [1, LOST, MAX_LOST - SETTLING - 1, MAX_LOST - SETTLING, 100])
 def test_captures_that_are_lost_are_made_again_a_few_times(executor, lost):
     plan = stand_in.LibraryPlan(call_of())
     executor.lost = lost
     called(executor, plan, FIRST + EVERY * (STEPS + LOST + 2))
-    if lost < MOST_LOST - SETTLING:
+    if lost < MAX_LOST - SETTLING:
         assert plan.launch is not None
     else:
         assert plan.launch is None
         assert "invalidated repeatedly, by calls of other libraries" in plan.relocation.why
-        assert len(executor.seen) == (MOST_LOST if lost == 100 else MOST_LOST - SETTLING + 1)
+        assert len(executor.seen) == (MAX_LOST if lost == 100 else MAX_LOST - SETTLING + 1)
 
 
 @pytest.mark.parametrize("how", ["lost", "raised", "interrupted"])
@@ -287,9 +287,9 @@ def test_numbers_in_device_memory_have_a_graph_each(executor):
         assert executor.relocate(plan, (A, B, number)) == ""
         called(executor, plan, 5, ((*given, number) for given in addresses()))
     assert not plan.called
-    assert len(plan.relocation.graphs) == MOST_FORMS
+    assert len(plan.relocation.graphs) == MAX_FORMS
     assert (
-        executor.relocate(plan, (A, B, 9.0)) == f"the plan has been learnt for {MOST_FORMS} forms of arguments already"
+        executor.relocate(plan, (A, B, 9.0)) == f"the plan has been learnt for {MAX_FORMS} forms of arguments already"
     )
     for turn in range(40):
         called(executor, plan, 1, [(A + 64 * turn, B, (0.5, 2.0, -3.5, 7.0)[turn % 4])])

@@ -19,7 +19,7 @@ import pytest
 from dispatch.core import call_counter
 from dispatch.core.call_counter import CallCounter, CallNumber
 from dispatch.execute import cuda_executor, learner, plan_relocation, relocated_graph, relocation
-from dispatch.execute.relocation import MOST_CALLS, Form
+from dispatch.execute.relocation import MAX_CALLS, Form
 from dispatch.libraries.nvrtc import kernel
 
 spec = importlib.util.spec_from_file_location("plans", Path(__file__).with_name("test_plan_relocation.py"))
@@ -149,8 +149,8 @@ def test_the_numbers_that_are_drawn_are_the_last_two_in_turn_and_any():
         for _ in range(5):
             drawn.append(relocation.random_arguments((A, CallNumber(9)), Form.of((A, CallNumber(9))), rng, drawn))
         numbers = [given[-1] for given in drawn]
-        assert all(type(number) is CallNumber and 0 < number < MOST_CALLS for number in numbers)
-        assert numbers[0] == MOST_CALLS - 1
+        assert all(type(number) is CallNumber and 0 < number < MAX_CALLS for number in numbers)
+        assert numbers[0] == MAX_CALLS - 1
         assert numbers[2] == numbers[1] + 1 < 1 << 11
     form = Form.of((A, CallNumber(0)))
     assert form == Form.of((B, CallNumber(1)), exact=True, whole=True) == Form.of((B, CallNumber(77)))
@@ -176,11 +176,11 @@ def test_calls_of_all_forms_have_one_sequence(executor):
 def check_ends(executor):
     """The first number, and those beyond what was proven, are the library's; and it begins anew."""
     plan = check_growth(executor, "by 250")
-    for first in (0, 1, MOST_CALLS - 3, 1 << 40, 0, 5):
+    for first in (0, 1, MAX_CALLS - 3, 1 << 40, 0, 5):
         plan.counter.reset(first)
         called = len(plan.called)
         check_calls(executor, plan, range(first, first + 6))
-        is_library_s = sum(not 0 < number < MOST_CALLS for number in range(first, first + 6))
+        is_library_s = sum(not 0 < number < MAX_CALLS for number in range(first, first + 6))
         assert is_library_s <= len(plan.called) - called <= is_library_s + 1
 
 
@@ -316,8 +316,8 @@ DEFECTS = {
     "the growth is ignored": (relocated_graph, "_statement", "* {word.growth}", "* 1"),
     "the first is ignored": (relocated_graph, "_statement", "* {word.growth} + {word.step}", "* {word.growth}"),
     "never wraps": (relocated_graph, "_statement", "SIZES[word.code]) - 1", "9) - 1"),
-    "any number": (relocated_graph, "_misfits", 'f"not 0 < x{place} < {MOST_CALLS}"', '"False"'),
-    "no large number is tried": (relocation, "_call", "return MOST_CALLS - 1", "return 999"),
+    "any number": (relocated_graph, "_misfits", 'f"not 0 < x{place} < {MAX_CALLS}"', '"False"'),
+    "no large number is tried": (relocation, "_call", "return MAX_CALLS - 1", "return 999"),
     "eight bytes alone": (relocation, "_word", '(("Q", 8), ("I", 4))', '(("Q", 8),)'),
     "four bytes alone": (relocation, "_word", '(("Q", 8), ("I", 4))', '(("I", 4),)'),
     "growth that is not looked at": (relocation, "_growing", "if _holds_in_all(word, found, arguments) else None", ""),

@@ -73,7 +73,7 @@ DEFECTS = {
         "self._exact.add(form)",
         "return False",
     ),
-    "any number of forms": ("PlanRelocation", ">= MOST_FORMS", ">= 99"),
+    "any number of forms": ("PlanRelocation", ">= MAX_FORMS", ">= 99"),
     "the latest is not first": ("PlanRelocation", "self.graphs.insert(0, graph)", "self.graphs.append(graph)"),
     "other forms' graphs are not asked": ("PlanRelocation", "self.graphs[1:]", "self.graphs[1:1]"),
     "the real call is not looked at": ("Learner", "!= predicted:", "== []:"),

@@ -17,7 +17,7 @@ import pytest
 
 from dispatch.execute import learner, plan_relocation, relocation
 from dispatch.execute.graph_nodes import NotRelocatable
-from dispatch.execute.relocation import LEARNT, MOST_WHOLE, PROVING, Form
+from dispatch.execute.relocation import LEARNT, MAX_EXACT_INTEGER, PROVING, Form
 
 spec = importlib.util.spec_from_file_location("plans", Path(__file__).with_name("test_plan_relocation.py"))
 plans = importlib.util.module_from_spec(spec)
@@ -213,7 +213,7 @@ def check_whole_only(executor, how):
     assert plan.relocation.graphs[0].form.whole == (2,)
     called(executor, plan, 4, [(A, B, 4.0), (B, A, -7.0), (A, B, 2047.0), (C, B, 2.0)])
     assert not plan.called
-    strange = [0.5, 2.5, -0.25, float(MOST_WHOLE), 2.0**30]
+    strange = [0.5, 2.5, -0.25, float(MAX_EXACT_INTEGER), 2.0**30]
     for number in strange:
         executor.seen.append(())
         assert executor.run(plan, A, B, number) == right(plan, (A, B, number))

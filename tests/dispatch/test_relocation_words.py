@@ -22,7 +22,7 @@ from dispatch.execute.relocation import (
     HIGHEST,
     LEARNT,
     LOWEST,
-    MOST_ALIGNED,
+    MAX_ALIGNMENT,
     PROVING,
     Form,
     images,
@@ -316,7 +316,7 @@ def check_random_arguments(seed):
         assert Form.of(drawn) == form
         for real, one in zip(arguments, drawn, strict=True):
             if type(real) is int and real:
-                assert min(one & -one, MOST_ALIGNED) == min(real & -real, MOST_ALIGNED)
+                assert min(one & -one, MAX_ALIGNMENT) == min(real & -real, MAX_ALIGNMENT)
                 assert LOWEST <= one < HIGHEST
                 assert one != real
             elif real != 2.5:
@@ -370,8 +370,8 @@ MUTATIONS = {
         "(one.kind, one.form, len(two.image))",
     ),
     "numbers of nodes are not compared": ("_same_form", "len(first) != len(other)", "False"),
-    "more aligned than the real one": ("_alignment_offset", "if alignment == MOST_ALIGNED", "if True"),
-    "one address for all": ("_pages", "base + MOST_ALIGNED * number for", "base for"),
+    "more aligned than the real one": ("_alignment_offset", "if alignment == MAX_ALIGNMENT", "if True"),
+    "one address for all": ("_pages", "base + MAX_ALIGNMENT * number for", "base for"),
     "operands that are one are drawn apart": ("random_arguments", "drawn[place] for place in form.same", "drawn"),
     "signs of zero are dropped": (
         "Form",

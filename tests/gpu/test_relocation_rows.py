@@ -32,7 +32,7 @@ import operand_sets as sets
 sys.path.remove(str(Path(__file__).parents[1]))  # else every child of a later test would find it, too
 
 CASES = 2  # of a row
-MOST_TRIED = 12  # cases that are looked at for those
+MAX_TRIED = 12  # cases that are looked at for those
 PLACEMENTS = 4  # of a case
 ROWS = [row for row in dp.TABLE if row.min_arch != HOST and row.library != "cutlass"]
 CUTLASS = [row for row in dp.TABLE if row.min_arch != HOST and row.library == "cutlass"]
@@ -80,7 +80,7 @@ def accepted(row, device, rng):
     executor = device.executor()
     cases = cases_of(row)
     beside = []
-    for number in rng.permutation(len(cases))[:MOST_TRIED]:
+    for number in rng.permutation(len(cases))[:MAX_TRIED]:
         check = cases[number].check(device, rng)
         request = check.request
         why = refusals(row, request, request.signature())

@@ -22,7 +22,7 @@ from dispatch.libraries.nvrtc.kernel import loaded
 from dispatch.row_check import cases_of
 
 CASES = 2  # of a row
-MOST_TRIED = 8  # cases that are looked at for those
+MAX_TRIED = 8  # cases that are looked at for those
 MILLISECONDS = 4
 ROWS = [row for row in dp.TABLE if row.min_arch != HOST and row.library != "cutlass"]
 SPIN = r"""
@@ -61,7 +61,7 @@ def fill_late(executor, request):
 def accepted(row, device, rng):
     """Checks of a row's cases that it takes."""
     cases = cases_of(row)
-    for number in rng.permutation(len(cases))[:MOST_TRIED]:
+    for number in rng.permutation(len(cases))[:MAX_TRIED]:
         check = cases[number].check(device, rng)
         request = check.request
         why = refusals(row, request, request.signature())

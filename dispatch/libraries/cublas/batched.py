@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cudabind.sys import cublas
 from dispatch.libraries.cublas.handle import handle_of
 from dispatch.libraries.cusolver.calls import Call
-from dispatch.libraries.cusolver.copies import MOST_BLOCKS, kernel_of
+from dispatch.libraries.cusolver.copies import MAX_BLOCKS, kernel_of
 from dispatch.libraries.nvrtc.launching import KernelStep, Strides
 
 if TYPE_CHECKING:
@@ -141,5 +141,5 @@ class FormQ(KernelStep):
         reflections = tau.batch_stride // q.dtype.itemsize
         extents, strides = (q.rows, q.cols, reflections, batch), (Strides.of(factors), Strides.of(q))
         arguments = (factors.pointer, tau, q.pointer, *extents, *strides)
-        grid, block = (min(batch, MOST_BLOCKS),), (min(THREADS, WARP * q.cols),)
+        grid, block = (min(batch, MAX_BLOCKS),), (min(THREADS, WARP * q.cols),)
         super().__init__(executor, kernel_of("form_q", q.dtype, FORM_Q_SOURCE), grid, block, arguments)

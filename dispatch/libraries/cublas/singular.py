@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dispatch.libraries.cusolver.copies import MOST_BLOCKS, kernel_of
+from dispatch.libraries.cusolver.copies import MAX_BLOCKS, kernel_of
 from dispatch.libraries.nvrtc.launching import KernelStep, Strides
 
 if TYPE_CHECKING:
@@ -138,4 +138,4 @@ class RefactorizeSingular(KernelStep):
     ) -> None:
         arguments = (a.pointer, lu.pointer, pivots, info, a.rows, batch, Strides.of(a), Strides.of(lu))
         kernel = kernel_of("refactorize_singular", a.dtype, SOURCE)
-        super().__init__(executor, kernel, (min(batch, MOST_BLOCKS),), (THREADS,), arguments)
+        super().__init__(executor, kernel, (min(batch, MAX_BLOCKS),), (THREADS,), arguments)

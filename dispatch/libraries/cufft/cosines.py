@@ -14,7 +14,7 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from dispatch.errors import Refused
-from dispatch.libraries.cufft.moves import MOST_AXES, NAMES, SMALL, THREADS, WHOLE, WIDE
+from dispatch.libraries.cufft.moves import MAX_AXES, NAMES, SMALL, THREADS, WHOLE, WIDE
 from dispatch.libraries.nvrtc.launching import KernelStep
 from dispatch.libraries.nvrtc.number_types import NUMBERS
 from dispatch.refusal import Kind
@@ -189,7 +189,7 @@ class Work(ctypes.Structure):
         ("factor", ctypes.c_double),
         ("axes", ctypes.c_int),
         ("orthogonal", ctypes.c_int),
-        ("axis", Axis * MOST_AXES),
+        ("axis", Axis * MAX_AXES),
     )
 
 
@@ -231,8 +231,8 @@ class Fold(KernelStep):
             line_view.strides[lines.axis],
         )
         work.factor, work.orthogonal = lines.factor, lines.orthogonal
-        if len(lines.batch_axes) > MOST_AXES:
-            wanted = f"needs at most {MOST_AXES} axes other than the transformed one that cannot be merged"
+        if len(lines.batch_axes) > MAX_AXES:
+            wanted = f"needs at most {MAX_AXES} axes other than the transformed one that cannot be merged"
             raise Refused(f"{wanted}, has {len(lines.batch_axes)}", Kind.RULE)
         for part in lines.batch_axes:
             work.axis[work.axes] = Axis(part.extent, part.source if folds else part.target)

@@ -25,7 +25,7 @@ __all__ = [
     "C32",
     "CB32",
     "COMPLEX",
-    "MOST_CALLS",
+    "MAX_CALLS",
     "BatchAxis",
     "Problem",
     "TransformSpec",
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 RANKS = (3, 2, 1)  # axes of a plan, the largest number first
-MOST_CALLS = 16  # of one plan, over a batch that the plan cannot describe; a copy is faster than more calls
+MAX_CALLS = 16  # of one plan, over a batch that the plan cannot describe; a copy is faster than more calls
 
 
 class PairDtype(Dtype):
@@ -119,7 +119,7 @@ class BatchAxis(NamedTuple):
     target: int
 
 
-def transform_spec(group: Sequence[int], source: View, target: View, most: int = MOST_CALLS) -> TransformSpec | None:
+def transform_spec(group: Sequence[int], source: View, target: View, most: int = MAX_CALLS) -> TransformSpec | None:
     """One plan over up to three axes, the outermost first; for a real operand the last axis is the halved one.
 
     None if no plan can describe it: strides that are not multiples of each other, or not above 0, a batch of more than
@@ -186,7 +186,7 @@ def merged_axes(group: Sequence[int], source: View, target: View) -> list[BatchA
 
 
 def transform_chain(
-    axes: Sequence[int], source: View, target: View, last: int | None = None, *, most: int = MOST_CALLS
+    axes: Sequence[int], source: View, target: View, last: int | None = None, *, most: int = MAX_CALLS
 ) -> list[TransformSpec] | None:
     """Plans in sequence over all these axes: the first from source to target, the others in place in the target.
 

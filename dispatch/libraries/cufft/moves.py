@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from dispatch.keys import Dtype
     from dispatch.libraries.cufft.layouts import View
 
-__all__ = ["MOST_AXES", "SOURCE", "Hermitian", "Move", "options", "work_of"]
+__all__ = ["MAX_AXES", "SOURCE", "Hermitian", "Move", "options", "work_of"]
 
-MOST_AXES = 12
+MAX_AXES = 12
 FEW_AXES = 4  # up to this number of axes there are specialized kernels
 THREADS, EACH = 256, 4  # elements of a thread; all are loaded before the first is written
 SMALL = 1 << 31  # element counts below it fit in 32 bits
@@ -153,7 +153,7 @@ class Work(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("count", "size")),
         ("factor", ctypes.c_double),
         *((name, ctypes.c_int) for name in ("axes", "conj", "alone", "padding")),
-        ("axis", Axis * MOST_AXES),
+        ("axis", Axis * MAX_AXES),
     )
 
 
@@ -181,7 +181,7 @@ def options(
     *,
     wide: bool,
     far: bool = True,
-    axes: int = MOST_AXES,
+    axes: int = MAX_AXES,
     hermitian: bool = True,
 ) -> tuple[str, ...]:
     """NVRTC's options for two dtypes and that of factors; `wide`, `far`: element counts, offsets above 31 bits."""
@@ -196,7 +196,7 @@ def options(
         "READ": "" if source in WHOLE or source in WIDE else "read",
         "INDEX": "unsigned long long" if wide else "unsigned",
         "OFFSET": "long long" if far else "int",
-        "AXES": axes if axes <= FEW_AXES else MOST_AXES,
+        "AXES": axes if axes <= FEW_AXES else MAX_AXES,
         "HERMITIAN": int(hermitian),
         "EACH": EACH,
     }
@@ -230,8 +230,8 @@ def work_of(
             lines[-1] = merged_axes
         else:
             lines.append(line)
-    if len(lines) > MOST_AXES:
-        wanted = f"needs at most {MOST_AXES} axes that cannot be merged for a copy"
+    if len(lines) > MAX_AXES:
+        wanted = f"needs at most {MAX_AXES} axes that cannot be merged for a copy"
         raise Refused(f"{wanted}, has {len(lines)}", Kind.RULE)
     work = Work(math.prod(target.shape), 0, factor, len(lines), conj)
     if hermitian is not None:

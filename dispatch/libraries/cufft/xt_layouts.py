@@ -33,17 +33,17 @@ Shape = tuple[int, ...]
 
 
 class Problem(NamedTuple):
-    """A batch of transforms, with sizes along one to three axes; `given` equals `spectrum` for complex transforms."""
+    """A batch of transforms, with sizes along one to three axes; `signal` equals `spectrum` for complex transforms."""
 
     sizes: Shape
     batch: int
-    given: Dtype
+    signal: Dtype
     spectrum: Dtype
 
     @property
     def is_real(self) -> bool:
         """Whether the transforms are R2C and C2R."""
-        return self.given is not self.spectrum
+        return self.signal is not self.spectrum
 
     @property
     def in_strings(self) -> bool:

@@ -58,7 +58,7 @@ class Handles:
 
     def __init__(self, devices: Sequence[Any], stream: Stream, problem: Problem) -> None:
         self.devices, self.stream, self.handles = tuple(devices), stream, list[int]()
-        given, spectrum = problem.given.cuda, problem.spectrum.cuda
+        given, spectrum = problem.signal.cuda, problem.spectrum.cuda
         with self.devices[0].context, relaxed():
             for kinds in [(given, spectrum), (spectrum, given)][: 1 + problem.is_real]:
                 self._make(problem, *kinds)

@@ -33,7 +33,7 @@ __all__ = [
 TILE, LINES = 32, 8
 REALS = {1: "signed char", 2: "short", 4: "float", 8: "double"}  # by size in bytes
 BLOCKS_PER_MATRIX = 256  # blocks per matrix; they rarely have work
-MOST_BLOCKS = 65535  # limit of the y and z dimensions of a grid
+MAX_BLOCKS = 65535  # limit of the y and z dimensions of a grid
 
 # A tile is read along the dense direction of the source and written along the dense direction of the target.
 SOURCE = r"""
@@ -148,7 +148,7 @@ class Copy(KernelStep):
         rows, cols = source.rows, source.cols
         strides = (Strides.of(source), Strides.of(target))
         arguments = (source.pointer, target.pointer, rows, cols, batch, *strides, mode, ctypes.c_int(conj))
-        grid = (-(-rows // TILE), min(-(-cols // TILE), MOST_BLOCKS), min(batch, MOST_BLOCKS))
+        grid = (-(-rows // TILE), min(-(-cols // TILE), MAX_BLOCKS), min(batch, MAX_BLOCKS))
         super().__init__(executor, kernel_of("copy_matrix", source.dtype), grid, (TILE, LINES), arguments)
 
 
@@ -176,7 +176,7 @@ class FlagNonfinite(KernelStep):
 
 
 def _grid(matrix: Matrix, batch: int) -> tuple[int, int]:
-    return min(-(-matrix.rows * matrix.cols // (TILE * LINES)), BLOCKS_PER_MATRIX), min(batch, MOST_BLOCKS)
+    return min(-(-matrix.rows * matrix.cols // (TILE * LINES)), BLOCKS_PER_MATRIX), min(batch, MAX_BLOCKS)
 
 
 class PointerList(KernelStep):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
-from dispatch.libraries.cusolver.copies import MOST_BLOCKS, kernel_of
+from dispatch.libraries.cusolver.copies import MAX_BLOCKS, kernel_of
 from dispatch.libraries.nvrtc.launching import KernelStep
 
 if TYPE_CHECKING:
@@ -210,5 +210,5 @@ class BatchKernelStep(KernelStep):
         arguments: Sequence[Any],
         source: str = SOURCE,
     ) -> None:
-        grid = (min(blocks, MOST_BLOCKS), min(batch, MOST_BLOCKS))
+        grid = (min(blocks, MAX_BLOCKS), min(batch, MAX_BLOCKS))
         super().__init__(executor, kernel_of(name, dtype, source), grid, (THREADS,), (batch, *arguments))

@@ -10,17 +10,17 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from dispatch.libraries.cusolver.copies import LINES, MOST_BLOCKS, TILE, kernel_of
+from dispatch.libraries.cusolver.copies import LINES, MAX_BLOCKS, TILE, kernel_of
 from dispatch.libraries.nvrtc.launching import KernelStep, Strides
 
 if TYPE_CHECKING:
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.libraries.cusolver.matrix import Matrix, OperandPointer
 
-__all__ = ["MOST_SHARED", "SOURCE", "PermutationFromPivots", "PermuteMode", "PermuteRows"]
+__all__ = ["MAX_SHARED", "SOURCE", "PermutationFromPivots", "PermuteMode", "PermuteRows"]
 
 THREADS = 256
-MOST_SHARED = 8192  # up to this many rows the row numbers are in the shared memory of a block
+MAX_SHARED = 8192  # up to this many rows the row numbers are in the shared memory of a block
 
 # Row i was exchanged with row pivots[i] - 1, which is not an earlier one, for i = 0, 1, … The row that ends at i was at
 # pivots[i] - 1 before exchange i. It came there by the last exchange j before i with the same pivot, if there is one:
@@ -40,11 +40,11 @@ __device__ int pivot_of(const Int* pivots, Int i, Int n) {
 extern "C" __global__ void permutation_from_pivots(
     const Int* every_pivot, int* every_order, int* scratch, Int n, Int batch)
 {
-    __shared__ int shared[MOST_SHARED], staged[1024];
+    __shared__ int shared[MAX_SHARED], staged[1024];
     for (Int number = blockIdx.x; number < batch; number += gridDim.x) {
         const Int* pivots = every_pivot + number * n;
         int* order = every_order + number * n;
-        int* latest = n <= MOST_SHARED ? shared : scratch + number * n;
+        int* latest = n <= MAX_SHARED ? shared : scratch + number * n;
         for (Int i = threadIdx.x; i < n; i += blockDim.x) latest[i] = -1;
         for (Int begin = 0; begin < n; begin += 1024) {
             __syncthreads();
@@ -115,7 +115,7 @@ extern "C" __global__ void permute_rows(
         __syncthreads();
     }
 }
-""".replace("MOST_SHARED", str(MOST_SHARED))
+""".replace("MAX_SHARED", str(MAX_SHARED))
 
 
 class PermuteMode(IntEnum):
@@ -129,7 +129,7 @@ class PermuteMode(IntEnum):
 class PermutationFromPivots(KernelStep):
     """A plan step that converts pivots to a permutation of rows: i32 from i64 that count from 1, dense.
 
-    `scratch` has the same number of i32, for matrices of more than `MOST_SHARED` rows.
+    `scratch` has the same number of i32, for matrices of more than `MAX_SHARED` rows.
     """
 
     __slots__ = ()
@@ -145,7 +145,7 @@ class PermutationFromPivots(KernelStep):
     ) -> None:
         arguments = (pivots, order, order if scratch is None else scratch, like.rows, batch)
         kernel = kernel_of("permutation_from_pivots", like.dtype, SOURCE)
-        super().__init__(executor, kernel, (min(batch, MOST_BLOCKS),), (THREADS,), arguments)
+        super().__init__(executor, kernel, (min(batch, MAX_BLOCKS),), (THREADS,), arguments)
 
 
 class PermuteRows(KernelStep):
@@ -165,5 +165,5 @@ class PermuteRows(KernelStep):
         rows, cols = target.rows, target.cols
         strides = (Strides.of(source), Strides.of(target))
         arguments = (source.pointer, target.pointer, order, rows, cols, batch, *strides, kind)
-        grid = (-(-rows // TILE), min(-(-cols // TILE), MOST_BLOCKS), min(batch, MOST_BLOCKS))
+        grid = (-(-rows // TILE), min(-(-cols // TILE), MAX_BLOCKS), min(batch, MAX_BLOCKS))
         super().__init__(executor, kernel_of("permute_rows", target.dtype, SOURCE), grid, (TILE, LINES), arguments)

@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 THREADS = 256
-MOST_BLOCKS = 65535  # limit of the y dimension of a grid
+MAX_BLOCKS = 65535  # limit of the y dimension of a grid
 BLOCKS = 256  # blocks per matrix
 
 SPECTRA = r"""
@@ -171,7 +171,7 @@ class FillNanAfterFound(SpectrumStep):
 
     def __init__(self, executor: CudaExecutor, found: OperandPointer, target: Matrix, batch: int) -> None:
         numbers = (target.rows, target.cols, batch)
-        grid = (min(-(-target.rows * target.cols // THREADS), BLOCKS), min(batch, MOST_BLOCKS))
+        grid = (min(-(-target.rows * target.cols // THREADS), BLOCKS), min(batch, MAX_BLOCKS))
         super().__init__(executor, (found, target.pointer), target, grid, *numbers, Strides.of(target))
 
 
@@ -184,7 +184,7 @@ class ComplexVectors(SpectrumStep):
         self, executor: CudaExecutor, values: OperandPointer, source: Matrix, target: Matrix, batch: int
     ) -> None:
         numbers = (source.rows, batch)
-        grid = (min(-(-source.rows * source.cols // THREADS), BLOCKS), min(batch, MOST_BLOCKS))
+        grid = (min(-(-source.rows * source.cols // THREADS), BLOCKS), min(batch, MAX_BLOCKS))
         places = (values, source.pointer, target.pointer)
         super().__init__(executor, places, source, grid, *numbers, Strides.of(source), Strides.of(target))
 
@@ -207,7 +207,7 @@ class MatchEigenvectors(SpectrumStep):
     ) -> None:
         numbers = (source.rows, batch)
         places = (values, others, source.pointer, target.pointer, info, status)
-        grid = (min(batch, MOST_BLOCKS),)
+        grid = (min(batch, MAX_BLOCKS),)
         super().__init__(executor, places, source, grid, *numbers, Strides.of(source), Strides.of(target))
 
 
@@ -218,7 +218,7 @@ class ZeroNonfinite(SpectrumStep):
 
     def __init__(self, executor: CudaExecutor, matrix: Matrix, flags: OperandPointer, batch: int) -> None:
         numbers = (matrix.rows, matrix.cols, batch)
-        grid = (min(batch, MOST_BLOCKS),)
+        grid = (min(batch, MAX_BLOCKS),)
         super().__init__(executor, (matrix.pointer, flags), matrix, grid, *numbers, Strides.of(matrix))
 
 

@@ -34,10 +34,10 @@ __all__ = ["ADD", "LIST", "SOURCE", "THREADS", "PatternProduct", "entries_of", "
 
 LIST, ADD, THREADS = "list_terms", "add_terms", 256
 WARP = 32
-MOST_BYTES = 48 << 10  # of shared memory, for the tables of a block
-MOST_OF_WARPS = 512  # entries of a table; for larger ones a whole block processes a row
+MAX_BYTES = 48 << 10  # of shared memory, for the tables of a block
+MAX_WARP_TABLE = 512  # entries of a table; for larger ones a whole block processes a row
 ENTRY_BYTES, TERM_BYTES, INT_BYTES = 8, 8, 4
-MOST_TERMS = 2**31 - 1
+MAX_TERMS = 2**31 - 1
 IN_FLIGHT = 132 * 2048  # threads, approximately
 WAVE, STEP = 1.0, 0.05  # the time of so many threads, and of an iteration of a lane's loop, in arbitrary units
 TYPES = cusparse.cudaDataType
@@ -170,8 +170,8 @@ def entries_of(longest: int) -> tuple[int, int] | None:
     entries = 8
     while 3 * entries < 4 * longest:  # at least a quarter stays empty, so that each search ends soon
         entries *= 2
-    group = WARP if entries <= MOST_OF_WARPS else THREADS
-    return (entries, group) if entries * ENTRY_BYTES * (THREADS // group) <= MOST_BYTES else None
+    group = WARP if entries <= MAX_WARP_TABLE else THREADS
+    return (entries, group) if entries * ENTRY_BYTES * (THREADS // group) <= MAX_BYTES else None
 
 
 def lanes_of(count: int, longest: int) -> int:
@@ -212,8 +212,8 @@ class PatternProduct:
         self._executor, group = executor, sizes[1]
         starts, counts = self._count_terms(spec, pattern, indices, sizes)
         count, lines = int(counts[-1]), spec.shape[0]
-        if count > MOST_TERMS:
-            raise Refused(f"a product of {count} terms, more than {MOST_TERMS}")
+        if count > MAX_TERMS:
+            raise Refused(f"a product of {count} terms, more than {MAX_TERMS}")
         lanes = lanes_of(spec.nnz, int(np.diff(counts).max(initial=0)))
         terms = self._allocate(count * TERM_BYTES)
         numbered = counts.astype(np.int32)

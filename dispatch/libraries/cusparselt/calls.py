@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["SINGLE_CALL", "ArgumentPlaces", "BatchStrides", "MatrixPlan", "ProductPlan", "ZeroFill", "compressed_bytes"]
 
 FLAG_BYTES = 4
-MOST_BIASES = 16  # the number of biases for which a plan keeps descriptors; more for a larger batch
+MAX_BIASES = 16  # the number of biases for which a plan keeps descriptors; more for a larger batch
 IS_A = 1  # the structured matrix is always a product's A
 
 
@@ -222,7 +222,7 @@ class ProductPlan(SharedWorkspacePlan):
         address = arguments[place] + number * self._strides.bias
         descriptor = self._by_bias.get(address)
         if descriptor is None:
-            if len(self._by_bias) >= max(MOST_BIASES, self._strides.calls):
+            if len(self._by_bias) >= max(MAX_BIASES, self._strides.calls):
                 del self._by_bias[next(iter(self._by_bias))]
             descriptor = ProductDescriptor(self._handle.c, self._spec, self._algorithm, address)
             self._by_bias[address] = descriptor

@@ -85,10 +85,10 @@ INT_BYTES = 4
 class MatrixDescriptor:
     """A `cusparseLtMatDescriptor_t`."""
 
-    __slots__ = ("c", "made")
+    __slots__ = ("c", "is_created")
 
     def __init__(self, handle: Any, spec: MatrixSpec) -> None:
-        self.made, self.c = False, lt.cusparseLtMatDescriptor_t()
+        self.is_created, self.c = False, lt.cusparseLtMatDescriptor_t()
         orders = lt.cusparseOrder_t
         order = orders.CUSPARSE_ORDER_ROW if spec.by_rows else orders.CUSPARSE_ORDER_COL
         arguments = (spec.rows, spec.cols, spec.ld, ALIGNMENT, lt.cudaDataType(spec.dtype), order)
@@ -97,7 +97,7 @@ class MatrixDescriptor:
             call_or_refuse("cusparseLtStructuredDescriptorInit", handle, self.c, *arguments, half)
         else:
             call_or_refuse("cusparseLtDenseDescriptorInit", handle, self.c, *arguments)
-        self.made = True
+        self.is_created = True
         if spec.batch > 1:
             attributes = lt.cusparseLtMatDescAttribute_t
             for attribute, value in (
@@ -109,9 +109,9 @@ class MatrixDescriptor:
 
     @finalizer
     def __del__(self) -> None:
-        if getattr(self, "made", False):
+        if getattr(self, "is_created", False):
             lt.cusparseLtMatDescriptorDestroy.unchecked(self.c)
-            self.made = False
+            self.is_created = False
 
 
 class ProductDescriptor:

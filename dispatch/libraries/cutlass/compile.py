@@ -55,7 +55,7 @@ OPTIONS = (
     "-device-int128",
     "-DCUTLASS_UINT128_NATIVE",
 )
-MOST_COMPILERS = 16
+MAX_COMPILERS = 16
 COMPILER_BYTES = 4 << 30  # memory of NVRTC for one kernel: 2.5 to 3.9 GB with 13.5
 LOG_LINES = 3  # lines of the compiler's errors in a message
 
@@ -121,7 +121,7 @@ anew(sys.modules[__name__], "_known", dict)  # the parent receives the results o
 def _compilers() -> ThreadPoolExecutor:
     """Threads that each wait for one compiler process: as many as there are cores and memory for."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    count = min(MOST_COMPILERS, (os.cpu_count() or 2) - 1, free // COMPILER_BYTES)
+    count = min(MAX_COMPILERS, (os.cpu_count() or 2) - 1, free // COMPILER_BYTES)
     return ThreadPoolExecutor(max(1, count), thread_name_prefix="nvrtc")
 
 

@@ -20,7 +20,7 @@ __all__ = ["CHOSEN", "CONFIGS", "RASTERS", "Config", "candidates", "choose"]
 RASTERS = ("heuristic", "along_m", "along_n")  # in the order of CUTLASS's RasterOrderOptions
 SWIZZLES = (1, 2, 4, 8)
 WIDTHS = ((8, 6), (4, 3), (2, 2))  # of a stripe, and the minimum of tiles along both axes for which CUTLASS makes it
-MOST_FILLED = 1.05  # relative to the number of tiles without a swizzle
+MAX_FILL_RATIO = 1.05  # relative to the number of tiles without a swizzle
 
 
 class Config(NamedTuple):
@@ -139,7 +139,7 @@ def _orders(kernel: Config, tiles: _Tiles) -> Iterator[Config]:
     for raster in RASTERS[1:]:
         for swizzle in SWIZZLES:
             config = kernel._replace(swizzle=swizzle, raster=raster)
-            if tiles.filled(config) <= MOST_FILLED * least:
+            if tiles.filled(config) <= MAX_FILL_RATIO * least:
                 yield config
 
 

@@ -29,7 +29,7 @@ __all__ = ["Launch", "Module", "module"]
 MAX_PARAMS = 4096  # bytes of a kernel's parameters
 FACTS = 9  # 8-byte values that `fill` returns besides the parameters
 PAIR = 2  # blocks of a cluster; in any GPU every multiprocessor can be in a cluster of two
-MOST_BLOCKS = 65535  # of a grid along y and z
+MAX_BLOCKS = 65535  # of a grid along y and z
 STATIC_SHARED = 48 << 10  # bytes that a kernel may use without requesting more
 
 
@@ -92,10 +92,10 @@ class Launch:
             values = {**values, "clusters": self._at_once(facts, cluster)}
             _, facts = module.images(executor, values, 0)
         _, shared, threads, *grid, _, barriers, workspace = facts
-        if max(grid[1:]) > MOST_BLOCKS:  # multistage kernels have the columns along y, the batch along z
+        if max(grid[1:]) > MAX_BLOCKS:  # multistage kernels have the columns along y, the batch along z
             blocks = " x ".join(map(str, grid))
             raise Refused(
-                f"needs a grid of up to {MOST_BLOCKS} blocks along y and z, has {blocks}: split it into slices",
+                f"needs a grid of up to {MAX_BLOCKS} blocks along y and z, has {blocks}: split it into slices",
                 Kind.RULE,
             )
         # Parameters contain addresses inside the workspace, so it is allocated before the template is made, and stays.

@@ -24,7 +24,7 @@ __all__ = ["Lines", "Staged"]
 
 STORED = 16  # bytes that TMA stores at once
 APART = 256  # bytes: each output starts at a multiple of it
-MOST_PITCH = (1 << 31) - 1  # bytes from line to line of one copy: CU_DEVICE_ATTRIBUTE_MAX_PITCH of every GPU so far
+MAX_PITCH = (1 << 31) - 1  # bytes from line to line of one copy: CU_DEVICE_ATTRIBUTE_MAX_PITCH of every GPU so far
 
 
 class Lines(NamedTuple):
@@ -103,7 +103,7 @@ def _copy(to: Lines, to_address: int, of: Lines, of_address: int, stream: int) -
     """Enqueue the copy of all lines: one call, unless matrices are no whole lines apart, or lines too far apart."""
     if to.lines == 1:  # in each matrix: they become the lines of one matrix
         to, of = (x._replace(lines=x.batches, batches=1, pitch=x.batch) for x in (to, of))
-    is_tall = to.lines == 1 or max(to.pitch, of.pitch) <= MOST_PITCH
+    is_tall = to.lines == 1 or max(to.pitch, of.pitch) <= MAX_PITCH
     is_deep = is_tall and (to.batches == 1 or not (to.batch % to.pitch or of.batch % of.pitch))
     kind = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
     for matrix in range(1 if is_deep else to.batches):

@@ -140,9 +140,9 @@ def lower(tree: Node, operands: Mapping[str, Operand], d: Dtype, c: Dtype | None
     compute = "int32_t" if d is I32 else "float"
     lowering = _Lowering(operands, d, compute)
     if any(isinstance(node, Unary) and node.function in ("silu", "sigmoid") for node in nodes):
-        lowering.made.declarations.append(SIGMOID)
+        lowering.visitors.declarations.append(SIGMOID)
     names = {node: lowering.declare(node, root=node is tree) for node in nodes}
-    visitors = lowering.made
+    visitors = lowering.visitors
     if shared:
         places = {node: place for place, node in enumerate(nodes)}
         edges = ", ".join(f"cute::seq<{', '.join(str(places[i]) for i in node.inputs)}>" for node in nodes)
@@ -193,13 +193,13 @@ class _Lowering:
 
     def __init__(self, operands: Mapping[str, Operand], d: Dtype, compute: str) -> None:
         self._operands, self._d, self._compute = operands, d, compute
-        self.made = Visitors()
+        self.visitors = Visitors()
         self.arguments: dict[Node, str] = {}
 
     def declare(self, node: Node, *, root: bool) -> str:
         name = f"Node{len(self.arguments)}"
         kind, arguments = self._describe(node, ELEMENT[self._d] if root else self._compute, name)
-        self.made.declarations.append(f"using {name} = {kind};")
+        self.visitors.declarations.append(f"using {name} = {kind};")
         self.arguments[node] = arguments
         return name
 
@@ -214,8 +214,8 @@ class _Lowering:
 
     def _word(self, name: str, kind: str = "int") -> str:
         word = Word(name, kind)
-        if word not in self.made.words:
-            self.made.words.append(word)
+        if word not in self.visitors.words:
+            self.visitors.words.append(word)
         place = f"{name.replace('.', '_')}_"
         if kind == "number" and self._compute == "int32_t":
             return f"cudabind::whole(in, {place})"
@@ -256,7 +256,7 @@ class _Lowering:
             kind = f"{space}Sm90{broadcast}Broadcast<0, Tile, {element}, {self._compute}, {stride}>"
             return kind, f"{{({element} const*){pointer}, {element}(0), {{{{}}, {{}}, {batch}}}}}"
         descriptor = f"{name}Descriptor"
-        self.made.declarations.append(
+        self.visitors.declarations.append(
             f"using {descriptor} = cutlass::epilogue::collective::detail::AuxLoadDescriptor<"
             f"Descriptor, {STRIDE[operand.order]}, {element}>;"
         )
@@ -274,7 +274,7 @@ class _Lowering:
         operand = self._operands[node.name]
         element = ELEMENT[operand.dtype]
         descriptor = f"Store{len(self.arguments)}Descriptor"
-        self.made.declarations.append(
+        self.visitors.declarations.append(
             f"using {descriptor} = cutlass::epilogue::collective::detail::AuxStoreDescriptor<"
             f"Descriptor, {STRIDE[operand.order]}, {element}>;"
         )

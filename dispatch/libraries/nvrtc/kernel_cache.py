@@ -35,8 +35,8 @@ LIMIT = 2 << 30  # bytes on disk; the least recently read entries are removed fi
 LARGEST_CODE = 64 << 20  # bytes of one kernel; CUTLASS's kernels have some hundred KB
 LONGEST_TEXT = 2000  # characters of a text field
 LONGEST_COMPILE = 1e9  # seconds
-MOST_KERNELS = 10_000  # in a pack
-MOST_CODE = 2 << 30  # bytes of all kernels in a pack, which are in memory at the same time
+MAX_KERNELS = 10_000  # in a pack
+MAX_CODE = 2 << 30  # bytes of all kernels in a pack, which are in memory at the same time
 
 
 class BadPack(DispatchError, ValueError):
@@ -211,7 +211,7 @@ def _unpacked(source: Path) -> list[Entry]:
     entries, code_bytes = [], 0
     with zipfile.ZipFile(source) as pack:
         names = pack.infolist()
-        if len(names) > MOST_KERNELS or len({info.filename for info in names}) < len(names):
+        if len(names) > MAX_KERNELS or len({info.filename for info in names}) < len(names):
             raise BadPack(f"{source} contains {len(names)} entries, or duplicates: export the pack again")
         for info in names:
             # Entries are stored without compression by zip, so that their sizes are known before they are read.
@@ -226,8 +226,8 @@ def _unpacked(source: Path) -> list[Entry]:
             if entry is None or entry.kernel != info.filename:
                 raise BadPack(f"{shown(info.filename)} in {source} is damaged: export the pack again")
             code_bytes += len(entry.code)
-            if code_bytes > MOST_CODE:
-                raise BadPack(f"{source} holds more than {MOST_CODE} bytes of kernels, more than any pack needs")
+            if code_bytes > MAX_CODE:
+                raise BadPack(f"{source} holds more than {MAX_CODE} bytes of kernels, more than any pack needs")
             entries.append(entry)
     return entries
 

@@ -13,9 +13,9 @@ from dispatch.libraries.nvrtc.small_matrices import CHOLESKY, COMMON, LU
 if TYPE_CHECKING:
     from dispatch.keys import Dtype
 
-__all__ = ["COLUMNS", "MOST_ROWS", "SOURCES", "WIDTHS", "Variant", "columns_of", "width_of"]
+__all__ = ["COLUMNS", "MAX_ROWS", "SOURCES", "WIDTHS", "Variant", "columns_of", "width_of"]
 
-MOST_ROWS = 64
+MAX_ROWS = 64
 WIDTHS = (4, 8, 16, 32, 64)  # rows and columns that matrices are padded to
 COLUMNS = (1, 4, 16, 32)  # right-hand sides that are solved for at once
 WARP = 32

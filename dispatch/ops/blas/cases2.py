@@ -58,7 +58,7 @@ class Form(NamedTuple):
     alpha: complex
     beta: complex
     added: str
-    given: bool
+    has_out: bool
     aligned: bool = False
 
 
@@ -82,10 +82,10 @@ def forms(op: str, dtype: Dtype) -> list[Form]:
             alpha, beta = alpha * (1 - 0.5j), beta * (1 + 2j)
         alpha = alpha.real if "alpha" in kind.real else alpha
         band, added = BANDS[(number // 3) % 4], ADDED[(number + 1) % 3]
-        result.append(Form(sizes, band, flags, row, steps, alpha, beta, added, given=number % 5 != 3))
+        result.append(Form(sizes, band, flags, row, steps, alpha, beta, added, has_out=number % 5 != 3))
     if "alpha" in kind.numbers and "beta" not in kind.numbers:  # nothing is added: the matrix is unchanged
         for (flags, row), added in product(rounds[: 2 * len(every)], ADDED[1:]):
-            result.append(Form((9, 6), (0, 0), flags, row, (1, 1), 0.0, 1.0, added, given=row))
+            result.append(Form((9, 6), (0, 0), flags, row, (1, 1), 0.0, 1.0, added, has_out=row))
     return result
 
 
@@ -187,7 +187,7 @@ class OperandDraw:
             if form.added == "in place":
                 self.fields["out"], self.written = y.view, (y,)
                 return
-        if form.given:
+        if form.has_out:
             self.written = (
                 self.vector("out", self.nan_filled(long), -form.steps[1] if self.may_reverse else form.steps[1]),
             )
@@ -207,7 +207,7 @@ class OperandDraw:
         x = self.vector("x", self.normal(n), form.steps[0])
         if form.added == "in place":
             self.fields["out"], self.written = x.view, (x,)
-        elif form.given:
+        elif form.has_out:
             self.written = (self.vector("out", self.nan_filled(n), form.steps[1]),)
 
     def outer_operands(self) -> None:
@@ -224,13 +224,13 @@ class OperandDraw:
             a = self.normal(m, n)
             if self.hermitian:
                 np.fill_diagonal(a, a.diagonal().real + 5j)
-            row = form.row != (form.added == "apart" and form.given and m % 2 == 1)
+            row = form.row != (form.added == "apart" and form.has_out and m % 2 == 1)
             a = a if name == "a" else packed(a, self.fields["uplo"])
             memory = self.matrix("a", a, row=row) if name == "a" else self.vector("ap", a, 1)
             if form.added == "in place":
                 self.fields["out"], self.written = memory.view, (memory,)
                 return
-        if form.given or (name == "a" and form.added == "nothing"):
+        if form.has_out or (name == "a" and form.added == "nothing"):
             self.written = (
                 place_out("out", self.nan_filled(m, n) if name == "a" else self.nan_filled(n * (n + 1) // 2)),
             )

@@ -52,7 +52,7 @@ class Form(NamedTuple):
     alpha: complex
     beta: complex
     added: str
-    given: bool
+    has_out: bool
     batch: tuple[int, ...] = ()
     shares_a: bool = False
 
@@ -95,7 +95,7 @@ def forms(op: str, dtype: Dtype) -> list[Form]:
                 alpha=alpha.real if "alpha" in real else alpha,
                 beta=beta.real if "beta" in real else beta,
                 added=ADDED[(number + 1) % 3],
-                given=turn != 3,
+                has_out=turn != 3,
                 batch=BATCHES[number % len(BATCHES)] if op == "trsm" else (),
                 shares_a=number % 7 == 1,
             )
@@ -105,7 +105,7 @@ def forms(op: str, dtype: Dtype) -> list[Form]:
     if op in RANKS:  # nothing is added: c is unchanged
         for (flags, row), (k, alpha), added in product(rounds[: len(rounds) // 3], ((3, 0.0), (0, 2.0)), ADDED[1:]):
             result.append(
-                Form((9, 1, k), flags, row, other=False, gap=1, alpha=alpha, beta=1.0, added=added, given=row)
+                Form((9, 1, k), flags, row, other=False, gap=1, alpha=alpha, beta=1.0, added=added, has_out=row)
             )
     return result
 
@@ -160,7 +160,7 @@ class OperandDraw:
                 self.fields["out"] = self.fields["c"]
                 return
             self.place_operand("c", c, free=True)
-        if form.given:
+        if form.has_out:
             self.place_operand("out", np.full(shape, np.nan, self.dtype.numpy))
 
     def with_other_triangle(self, c: Array, other: Array) -> Array:
@@ -211,8 +211,8 @@ class OperandDraw:
             self.memory["out"] = self.place_operand("b", b)
             self.fields["out"] = self.fields["b"]
             return
-        self.place_operand("b", b, free=self.op == "trsm" and form.given)
-        if form.given:
+        self.place_operand("b", b, free=self.op == "trsm" and form.has_out)
+        if form.has_out:
             self.place_operand("out", np.full(b.shape, np.nan, b.dtype))
 
     def geam(self) -> None:
@@ -221,7 +221,7 @@ class OperandDraw:
             trans = self.fields[f"trans_{name}"]
             shape = (m, n) if trans is N else (n, m)
             drawn = self.normal(*shape) if factor else np.full(shape, np.nan, self.dtype.numpy)
-            free = not (trans is C and self.dtype.is_complex) and self.form.given
+            free = not (trans is C and self.dtype.is_complex) and self.form.has_out
             self.place_operand(name, drawn, free=free)
         self.fields |= {"alpha": self.form.alpha, "beta": self.form.beta}
         self.result((m, n), {name: self.fields[f"trans_{name}"] is N for name in "ab"})
@@ -242,7 +242,7 @@ class OperandDraw:
                 self.memory["out"] = self.memory[name] if name in self.memory else self.memory["out"]
                 self.fields["out"] = self.fields[name]
                 return
-        if self.form.given:
+        if self.form.has_out:
             self.place_operand("out", np.full(shape, np.nan, self.dtype.numpy))
 
 

@@ -36,7 +36,7 @@ __all__ = ["cublas_level3", "lower", "matrices_fit"]
 
 N, T, C = Operation.N, Operation.T, Operation.C
 MATRIX = 2  # axes
-LEAST_IN_SCRATCH = 256  # rows of a triangle; with fewer, two copies take as long as they save
+MIN_SCRATCH_ROWS = 256  # rows of a triangle; with fewer, two copies take as long as they save
 
 
 def matrices_fit(request: Any) -> str:
@@ -110,7 +110,7 @@ def cheaper_arrangement(request: Any, found: Arrangement) -> Arrangement | None:
     """
     is_row_major, order = request.solves_rows, request.a.shape[-1]
     sides = request.b.size // order
-    if found.out == is_row_major or request.b.ndim > MATRIX or order < LEAST_IN_SCRATCH or sides > order:
+    if found.out == is_row_major or request.b.ndim > MATRIX or order < MIN_SCRATCH_ROWS or sides > order:
         return None
     for row in (found.rows["a"], is_row_major) if request.may_transpose_a else (is_row_major,):
         if leading_dimension(request.a.layout, row=row) is not None:

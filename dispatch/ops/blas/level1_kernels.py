@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BLOCKS",
     "COUNTER",
-    "LEAST",
+    "MIN_ELEMENTS",
     "REAL",
     "THREADS",
     "Choice",
@@ -38,7 +38,7 @@ __all__ = [
     "own_level1",
 ]
 
-LEAST = 1 << 16  # elements; with fewer, any implementation spends most of the time on the launch
+MIN_ELEMENTS = 1 << 16  # elements; with fewer, any implementation spends most of the time on the launch
 THREADS = 256
 BLOCKS = 4  # concurrent blocks per multiprocessor: each thread has at most 64 registers
 UNROLLED = {"nrm2": 4, "axpy": 2}  # vectors of each operand that a thread reads before it computes
@@ -188,8 +188,8 @@ def large_and_dense(request: Any) -> str:
         layout = request.layout_of(name)
         if text := misalignment(layout):
             return f"{name}: {text}"
-        if layout.shape and layout.shape[0] < LEAST:
-            return SizeReason(f"needs vectors of {LEAST} elements or more, {name} has {layout.shape[0]}")
+        if layout.shape and layout.shape[0] < MIN_ELEMENTS:
+            return SizeReason(f"needs vectors of {MIN_ELEMENTS} elements or more, {name} has {layout.shape[0]}")
         if layout.shape and layout.strides[0] != 1:
             return f"needs {name} dense, has {layout}: copy it"
     return ""

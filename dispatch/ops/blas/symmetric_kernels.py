@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from dispatch.core.row import Row
     from dispatch.execute.cuda_executor import CudaExecutor
 
-__all__ = ["LEAST", "MOST", "Choice", "choice_of", "large_and_in_lines", "own_symmetric"]
+__all__ = ["MAX_ROWS", "MIN_ROWS", "Choice", "choice_of", "large_and_in_lines", "own_symmetric"]
 
-LEAST = 256  # rows; with fewer, any implementation spends most of the time on the launch
+MIN_ROWS = 256  # rows; with fewer, any implementation spends most of the time on the launch
 # In rows, too. On an H100 for 4096 rows cuBLAS took 29.5 µs in f32 and the kernel 19.6, in f64 38.5 and 36.1; for 8192
 # rows cuBLAS was faster, 65.4 and 71.6 µs, in f64 106 and 113. Sizes in between were not measured.
-MOST = 6144
+MAX_ROWS = 6144
 TILES = {F32: 64, F64: 64, C64: 64, C128: 32}  # rows and columns of a tile
 BLOCKS = {F32: 5, F64: 4, C64: 4, C128: 4}  # concurrent blocks per multiprocessor
 STEPS = 4  # lines of a tile from which a thread reads before it computes
@@ -234,8 +234,8 @@ def large_and_in_lines(request: Any) -> str:
         if text := misalignment(layout):
             return f"{name}: {text}"
     layout = layouts.pop("a")
-    if not LEAST <= layout.shape[0] <= MOST:
-        return SizeReason(f"needs {LEAST} to {MOST} rows, a is {layout}")
+    if not MIN_ROWS <= layout.shape[0] <= MAX_ROWS:
+        return SizeReason(f"needs {MIN_ROWS} to {MAX_ROWS} rows, a is {layout}")
     if all(leading_dimension(layout, row=row) is None for row in (True, False)):
         return f"needs a row-major or column-major, with adjacent elements in each line, has {layout}: copy it"
     for name, layout in layouts.items():

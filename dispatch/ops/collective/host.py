@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HostCollective", "plan"]
 
-MOST_BYTES = 2**31 - 1  # the limit of MPI, which counts in an int
+MAX_BYTES = 2**31 - 1  # the limit of MPI, which counts in an int
 
 
 class HostCollective(Plan):
@@ -58,6 +58,6 @@ def plan(request: Any, executor: object, row: Row) -> HostCollective:
     from dispatch.ops.collective.mpi import begin  # imported only when needed
 
     largest = max((tensor.size * max(tensor.dtype.itemsize, 4) for _, tensor, _ in request.tensors()), default=0)
-    if largest > MOST_BYTES:
-        raise Refused(f"MPI transfers at most {MOST_BYTES} bytes per call, has {largest}: split it into several calls")
+    if largest > MAX_BYTES:
+        raise Refused(f"MPI transfers at most {MAX_BYTES} bytes per call, has {largest}: split it into several calls")
     return HostCollective(row, begin)

@@ -44,7 +44,7 @@ class Form(NamedTuple):
     added: bool = False
     in_place: bool = False
     other_form: bool = False  # a result with blocks without contributions, and without some that have one
-    given: bool = False
+    has_out: bool = False
 
 
 # fmt: off
@@ -54,7 +54,7 @@ FORMS = (
     Form("turned", "ki,jk->ji", {"alpha": -1.25}), Form("two modes to sum over", "ikl,lkj->ij"),
     Form("modes in any order", "kmi,jkl->lijm", {"alpha": 0.5}), Form("an outer product", "ij,kl->ikjl", share=0.3),
     Form("six modes", "ikln,kmnj->jmli", share=0.15), Form("blocks of one element", "om,mj->jo"),
-    Form("other blocks", "ik,kj->ij", other_form=True), Form("into memory", "ikl,lkj->ji", given=True),
+    Form("other blocks", "ik,kj->ij", other_form=True), Form("into memory", "ikl,lkj->ji", has_out=True),
     Form("added", "ik,kj->ij", {"alpha": 2.0, "beta": 0.75}, added=True, other_form=True),
     Form("added in place", "ikl,jkl->ji", {"beta": -2.0}, added=True, in_place=True, other_form=True),
     Form("added by nothing", "ik,kj->ij", {"beta": 0.0}, added=True, other_form=True),
@@ -90,7 +90,7 @@ def check(form: Form, row: Row, name: str, device: Device, rng: np.random.Genera
         if form.in_place:
             fields["out"], written = memory.view, (memory,)
     request: Any = ContractBlockSparseRequest(form.spec, **fields)
-    if form.given:
+    if form.has_out:
         request, written = with_outputs(request, lambda values: place_values(device, values))
     return checked(name, (request, written), block_sparse_evaluate, block_sparse_bounds)
 

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from dispatch.ops.contraction.einsum import EinsumRequest
     from dispatch.ops.contraction.steps import Step
 
-__all__ = ["MOST_ELEMENTS", "MOST_OPERANDS", "MOST_STRIDES", "Program", "elements_of", "program_of"]
+__all__ = ["MAX_ELEMENTS", "MAX_OPERANDS", "MAX_STRIDES", "Program", "elements_of", "program_of"]
 
-MOST_OPERANDS = POINTERS - 1
-MOST_ELEMENTS = 1 << 18  # of all operands and intermediate results
-MOST_STRIDES = 1 << 31  # elements, from the first to the last of an operand
+MAX_OPERANDS = POINTERS - 1
+MAX_ELEMENTS = 1 << 18  # of all operands and intermediate results
+MAX_STRIDES = 1 << 31  # elements, from the first to the last of an operand
 WARPS = (4, 8, 16)  # of a block
 CHUNK = 32  # elements that a warp copies at once
 TILES = ((1, 1), (1, 4), (2, 2), (4, 4))

@@ -18,11 +18,11 @@ from dispatch.libraries.nvrtc.number_types import NUMBERS
 if TYPE_CHECKING:
     from dispatch.keys import Dtype
 
-__all__ = ["KINDS", "MOST_THREADS", "NAME", "POINTERS", "SOURCE", "options"]
+__all__ = ["KINDS", "MAX_THREADS", "NAME", "POINTERS", "SOURCE", "options"]
 
 NAME = "contract_network"
 POINTERS = 64  # operands and the result; a kernel takes 4 KB of parameters at most
-MOST_THREADS = 512  # of a block; each thread may have 128 registers
+MAX_THREADS = 512  # of a block; each thread may have 128 registers
 KINDS = {F16: 0, BF16: 1, F32: 2, F64: 3, C64: 4, C128: 5}
 
 SOURCE = (
@@ -235,7 +235,7 @@ __device__ void carry_out(const Step& step, Number* arrays, void* result, int wa
     }
 }
 
-extern "C" __global__ void __launch_bounds__(MOST_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
 contract_network(const __grid_constant__ Pointers pointers, const Axis* program, int quads, Number* apart)
 {
     extern __shared__ Axis memory[];
@@ -307,7 +307,7 @@ def options(dtype: Dtype, *, in_shared: bool) -> tuple[str, ...]:
         "PARTS": 2 if dtype.is_complex else 1,
         "IN_SHARED": int(in_shared),
         "POINTERS": POINTERS,
-        "MOST_THREADS": MOST_THREADS,
+        "MAX_THREADS": MAX_THREADS,
         "COPIES": 8,
     }
     return ("-std=c++17", *(f"-D{name}={value}" for name, value in macros.items()))

@@ -8,9 +8,9 @@ from dispatch.errors import Refused
 from dispatch.keys import BF16, C64, C128, F16, F32, F64, Compute, Dtype, member
 from dispatch.ops.contraction.einsum_rules import strides_along_modes
 from dispatch.ops.contraction.network import (
-    MOST_ELEMENTS,
-    MOST_OPERANDS,
-    MOST_STRIDES,
+    MAX_ELEMENTS,
+    MAX_OPERANDS,
+    MAX_STRIDES,
     elements_of,
     program_of,
 )
@@ -47,20 +47,20 @@ def usual_precision(request: EinsumRequest) -> str:
 
 def few_elements(request: EinsumRequest) -> str:
     """At most as many operands and elements as one launch supports."""
-    if len(request.operands) > MOST_OPERANDS:
-        return f"needs at most {MOST_OPERANDS} operands, has {len(request.operands)}"
-    if (count := elements_of(request)) > MOST_ELEMENTS:
-        return f"needs at most {MOST_ELEMENTS:,} elements of all operands and intermediate results, has {count:,}"
+    if len(request.operands) > MAX_OPERANDS:
+        return f"needs at most {MAX_OPERANDS} operands, has {len(request.operands)}"
+    if (count := elements_of(request)) > MAX_ELEMENTS:
+        return f"needs at most {MAX_ELEMENTS:,} elements of all operands and intermediate results, has {count:,}"
     for name, tensor, _ in request.tensors():
         layout = tensor.layout
-        if layout.size and (layout.high - layout.low) // layout.dtype.itemsize >= MOST_STRIDES:
-            return f"needs elements of {name} within {MOST_STRIDES:,} of each other, has {layout}"
+        if layout.size and (layout.high - layout.low) // layout.dtype.itemsize >= MAX_STRIDES:
+            return f"needs elements of {name} within {MAX_STRIDES:,} of each other, has {layout}"
     return ""
 
 
 def faster_than_calls(request: EinsumRequest) -> str:
     """Faster in one block, by estimate, than calls of libraries; not required if the request names this library."""
-    if elements_of(request) > MOST_ELEMENTS:  # `few_elements` reports it
+    if elements_of(request) > MAX_ELEMENTS:  # `few_elements` reports it
         return ""
     try:
         program = program_of(request)

@@ -93,7 +93,7 @@ class PlanBuilder:
     def __init__(self, request: Any, executor: CudaExecutor) -> None:
         self.request, self.executor = request, executor
         self.steps: list[Step] = []
-        self.given = {name: self.tensor_of(name) for name in (*(steps_of(request)),)}
+        self.operands = {name: self.tensor_of(name) for name in (*(steps_of(request)),)}
 
     def tensor_of(self, name: str) -> Tensor:
         """An operand; for an output that is still to be allocated, a placeholder with its layout."""
@@ -127,13 +127,13 @@ class PlanBuilder:
         for name, order in orders.items():
             if name != "out":
                 modes, target, slot = permuted[name]
-                source = collapse_repeated_modes(self.given[name], request.modes_of(name), order)
+                source = collapse_repeated_modes(self.operands[name], request.modes_of(name), order)
                 spec = f"{request.modes_of(name)}->{modes}"
                 self.append_step(PermuteRequest(spec, source, out=target), {"a": request.place_of(name), "out": slot})
         self.multiply(permuted)
         if "out" in orders:
             modes, source, slot = permuted["out"]
-            request_of_c = PermuteRequest(f"{modes}->{modes}", source, out=self.given["out"])
+            request_of_c = PermuteRequest(f"{modes}->{modes}", source, out=self.operands["out"])
             self.append_step(request_of_c, {"a": slot, "out": request.place_of("out")})
         return PermutedPlan(executor, row, self.steps, fixed, memory)
 
@@ -141,7 +141,7 @@ class PlanBuilder:
         """Append the product, with the run's alpha and beta."""
         request = self.request
         tensors: dict[str, Any] = {
-            name: permuted[name][1] if name in permuted else one for name, one in self.given.items()
+            name: permuted[name][1] if name in permuted else one for name, one in self.operands.items()
         }
         a, b = (permuted[name][0] if name in permuted else request.modes_of(name) for name in ("a", "b"))
         spec = f"{a},{b}->{request.result_modes}"

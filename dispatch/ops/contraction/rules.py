@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 
-MOST_TERMS = 1024  # a product of matrices adds up this number of terms in a short time, even in one block
+MAX_TERMS = 1024  # a product of matrices adds up this number of terms in a short time, even in one block
 
 
 def nonnegative_strides(request: Request[Any]) -> str:
@@ -95,7 +95,7 @@ def few_terms(request: Any) -> str:
     if any(request.sizes[mode] > 1 for mode in request.result_modes):
         return "needs a result of one element"
     terms = prod(request.sizes.values())
-    return f"needs up to {MOST_TERMS} terms, has {terms}" if terms > MOST_TERMS else ""
+    return f"needs up to {MAX_TERMS} terms, has {terms}" if terms > MAX_TERMS else ""
 
 
 def strides_along_modes(request: Any) -> str:

@@ -87,7 +87,7 @@ def numpy_tree_conv(_request: ConvRequest, _executor: Executor, row: Row) -> Pla
 
 
 # The names of conv_bwd_data's arguments in conv_transpose.
-OWN_NAMES = {"dy": "x", "x_extents": "extents", "group_count": "groups"}
+TRANSPOSE_NAMES = {"dy": "x", "x_extents": "extents", "group_count": "groups"}
 
 
 def channels_last(tensor: Tensor) -> Tensor:
@@ -149,14 +149,14 @@ def conv_transpose(
     try:
         result: Tensor | tuple[Tensor, ...] = conv_bwd_data(x, w, x_extents=extents, group_count=groups, **choices)
     except BadRequest as error:
-        raise error.renamed(OWN_NAMES) from None
+        raise error.renamed(TRANSPOSE_NAMES) from None
     return result
 
 
 def _signature() -> Signature:
     """The signature of conv_bwd_data under the names of conv_transpose."""
     signature = signature_of(conv_bwd_data)
-    named = [one.replace(name=OWN_NAMES.get(one.name, one.name)) for one in signature.parameters.values()]
+    named = [one.replace(name=TRANSPOSE_NAMES.get(one.name, one.name)) for one in signature.parameters.values()]
     first_names = ["x", "w", "extents", "groups"]
     ordered = sorted(
         named, key=lambda one: first_names.index(one.name) if one.name in first_names else len(first_names)

@@ -33,7 +33,7 @@ __all__ = ["Activation", "ConvRequest", "Padding"]
 
 Shape = tuple[int, ...]
 Padding = int | tuple[int, ...] | tuple[tuple[int, int], ...]  # for all axes; for each; (before, after) for each
-MOST_AXES = 3
+MAX_AXES = 3
 
 
 class Activation(Choice):
@@ -193,7 +193,7 @@ class ConvRequest(TreeConvRequest[R_co]):
 
     def _check_ranks(self) -> None:
         first: Tensor = getattr(self, self.operand_names[0])
-        if not 3 <= first.ndim <= 2 + MOST_AXES:
+        if not 3 <= first.ndim <= 2 + MAX_AXES:
             hint = "x[..., None] adds an axis"
             raise BadRequest(
                 self.operand_names[0], str(first.layout), "(N, C, spatial…) with 1 to 3 spatial axes", hint

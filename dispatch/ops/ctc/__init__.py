@@ -132,7 +132,7 @@ ZERO = cudnn.cudnnCTCGradMode_t.CUDNN_CTC_ZERO_OOB_GRADIENTS
 # For fewer labels, cuDNN's kernel (9.19) writes beyond its shared memory, according to compute-sanitizer: with 4
 # labels, all threads of a warp write, each to one of 9 elements. It did not with 8 or more, nor with 4 if a larger
 # maximum was given.
-LEAST_LONGEST = 16
+MIN_LONGEST = 16
 
 LOGITS, LABELS, LABEL_LENGTHS, INPUT_LENGTHS, LOSSES, GRADIENT = range(6)  # the order of the request's arguments()
 
@@ -141,7 +141,7 @@ def cudnn_ctc(request: CtcRequest, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of a request."""
     logits = tensor_3d(request.logits.layout)
     loss = Descriptor("CTCLoss")
-    longest = max(request.max_label_length, LEAST_LONGEST)
+    longest = max(request.max_label_length, MIN_LONGEST)
     cudnn.cudnnSetCTCLossDescriptor_v9(loss.handle, DTYPES[request.logits.dtype], WITH_SOFTMAX, ZERO, longest)
     algorithm = (
         ALGORITHM.CUDNN_CTC_LOSS_ALGO_DETERMINISTIC

@@ -37,7 +37,7 @@ CPP_WORDS = (
     " operator or private protected public register return short signed sizeof static struct switch template this"
     " throw true try typedef typeid typename union unsigned using virtual void volatile while xor"
 )
-MOST = WORDS // 2 - 1  # operands: a number may have two words, and the tensor's address has one
+MAX_OPERANDS = WORDS // 2 - 1  # operands: a number may have two words, and the tensor's address has one
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,8 @@ class Callback:
         operands: Any = {} if self.operands is NOTHING else self.operands
         if not isinstance(operands, Mapping):
             raise BadRequest("operands", shown(operands), "a mapping of names to tensors or numbers")
-        if len(operands) > MOST:
-            raise BadRequest("operands", f"{len(operands)} operands", f"at most {MOST}")
+        if len(operands) > MAX_OPERANDS:
+            raise BadRequest("operands", f"{len(operands)} operands", f"at most {MAX_OPERANDS}")
         for name in operands:
             _check_name(name)
         broadcast: Any = self.broadcast

@@ -130,7 +130,7 @@ def check(form: CallbackForm, number: Dtype, found: Dtype, choice: Any, name: st
         a = place(device, rng.integers(-30000, 30000, shape).astype(np.int16).view(np.float16))
     request = CallbackDftRequest(a.view, kind, points, form.axes, inverse=inverse, norm=norm, precision=real)
     load = callback(form.load, request.a.shape, number, real, device, rng)
-    request = replace(request, load=load, store=callback(form.store, request.made, found, real, device, rng))
+    request = replace(request, load=load, store=callback(form.store, request.result_shape, found, real, device, rng))
     written: tuple[GuardedBuffer, ...] = ()
     if form.in_place:
         request, written = replace(request, out=a.view), (a,)

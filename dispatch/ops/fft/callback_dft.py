@@ -115,7 +115,7 @@ class CallbackDftRequest(TransformRequest["Tensor"]):
         if self.precision is not None and check_dtype("precision", self.precision) not in COMPLEX:
             raise BadRequest("precision", shown(self.precision), "f32, f64 or None")
         self.check_axes()
-        for side, shape in (("load", self.a.shape), ("store", self.made)):
+        for side, shape in (("load", self.a.shape), ("store", self.result_shape)):
             callback = getattr(self, side)
             if callback is not None:
                 self._check_callback(side, callback, shape)
@@ -163,7 +163,7 @@ class CallbackDftRequest(TransformRequest["Tensor"]):
     def outputs(self) -> dict[str, Output]:
         dtype: Any = None if self.store is None else self.store.dtype
         dtypes = {"real": self.real, "complex": COMPLEX[self.real], None: self.found}
-        return {"out": dense(self.made, dtypes.get(dtype, dtype))}
+        return {"out": dense(self.result_shape, dtypes.get(dtype, dtype))}
 
     def attributes(self) -> tuple[Any, ...]:
         keys = (None if one is None else one.key for one in (self.load, self.store))

@@ -30,7 +30,7 @@ RESULTS: dict[Dtype, Dtype] = {
     BF16: F32,
     **dict.fromkeys(WHOLE, F64),
 }
-MOST = 2**60
+MAX_POINTS = 2**60
 OTHER = {1: 1, 2: 3, 3: 2, 4: 4}  # the type of the inverse, apart from a factor
 NEEDS_SCIPY = "needs SciPy on the host, which is not installed: pip install 'cudabind[host]'"
 
@@ -77,7 +77,7 @@ class CosineRequest(OperandRequest["Tensor"]):
         check_int("axis", self.axis, -rank, rank - 1)
         least = 2 if self.type == 1 and not self.sine else 1
         if self.n is not None:
-            check_int("n", self.n, least, MOST)
+            check_int("n", self.n, least, MAX_POINTS)
         elif self.points < least:
             what = f"{self.points} elements along axis {self.axis} of x"
             raise BadRequest("x", what, f"{least} or more, for {self.op} of type {self.type}, or an n")

@@ -107,7 +107,7 @@ def check(form: Form, op: str, dtype: Dtype, choice: Choice, name: str, device: 
 
 
 # -- wrong results ----------------------------------------------------------------------------------------------------
-LEAST = 3  # points; fewer do not distinguish the types
+MIN_POINTS = 3  # points; fewer do not distinguish the types
 
 
 def has_ends(request: CosineRequest) -> bool:
@@ -121,7 +121,7 @@ def with_choices(**choices: Callable[[CosineRequest], Any]) -> Callable[[Any], R
     """The results of a transform with other choices."""
 
     def mutation(request: Any) -> Results | None:
-        if not isinstance(request, CosineRequest) or min(request.points, request.x.shape[request.axis]) < LEAST:
+        if not isinstance(request, CosineRequest) or min(request.points, request.x.shape[request.axis]) < MIN_POINTS:
             return None
         if choices.keys() == {"orthogonalize"} and not has_ends(request):
             return None

@@ -52,11 +52,11 @@ class DftSteps(Steps):
         self.nontrivial_axes = tuple(
             axis for axis, n in zip(self.axes, request.points, strict=True) if n > 1
         )  # the transform of one point is that point
-        self.wanted = view_of(request.layout_of("out"), request.place_of("out"))
-        self.given = view_of(request.layout_of("a"), request.place_of("a")).cropped(request.read)
+        self.output = view_of(request.layout_of("out"), request.place_of("out"))
+        self.input = view_of(request.layout_of("a"), request.place_of("a")).cropped(request.read)
         self.factors = None if request.factors is None else broadcast_strides(request.layout_of("factors"), request)
         # Whether cuFFT may read the operand directly: no padding, no factors.
-        self.is_direct = self.given.shape == request.read and self.factors is None
+        self.is_direct = self.input.shape == request.read and self.factors is None
 
     def dense(self, dtype: Dtype, shape: tuple[int, ...]) -> View:
         """Scratch memory that every plan supports."""
@@ -64,18 +64,18 @@ class DftSteps(Steps):
 
     def read(self, target: View, **choices: Any) -> None:
         """Copy the operand, multiplied by its factors."""
-        self.move(self.given, target, factors=self.factors, **choices)
+        self.move(self.input, target, factors=self.factors, **choices)
 
     def c2c(self) -> None:
         """Transform directly from the operand to the result; else copy to the result first, or use scratch memory."""
-        out = self.wanted
+        out = self.output
         if not self.nontrivial_axes:
             self.read(out, factor=self.factor)
             return
         # In place, operand and result have the same layout: either both are copied or neither.
         chain = None
-        if self.is_direct and self.given.dtype is out.dtype:
-            chain = transform_chain(self.nontrivial_axes, self.given, out)
+        if self.is_direct and self.input.dtype is out.dtype:
+            chain = transform_chain(self.nontrivial_axes, self.input, out)
         if chain is not None:
             self.transform(chain, forward=self.forward)
             self.scale(out)
@@ -91,7 +91,7 @@ class DftSteps(Steps):
 
     def r2c(self) -> None:
         """Transform the last axis first, which halves it; the others are complex from then on."""
-        out, last = self.wanted, self.axes[-1]
+        out, last = self.output, self.axes[-1]
         others = tuple(axis for axis in self.nontrivial_axes if axis != last)
         if last not in self.nontrivial_axes:  # the spectrum of one real number is that number
             target, chain = out, transform_chain(others, out, out)
@@ -103,7 +103,7 @@ class DftSteps(Steps):
             if target is not out:
                 self.move(target, out)
             return
-        source, factor = self.given, self.factor
+        source, factor = self.input, self.factor
         real = next(real for real, spectrum in COMPLEX.items() if spectrum is out.dtype)
         target, chain = out, None
         if self.is_direct and source.dtype is real:
@@ -122,7 +122,7 @@ class DftSteps(Steps):
 
     def c2r(self) -> None:
         """Transform the last axis at the end, to its full size; the input is a copy, multiplied by the factor."""
-        out, last = self.wanted, self.axes[-1]
+        out, last = self.output, self.axes[-1]
         others = tuple(axis for axis in self.nontrivial_axes if axis != last)
         copy = self.dense(COMPLEX[out.dtype], self.request.read)
         hermitian = Hermitian(last, self.request.points[-1], others)

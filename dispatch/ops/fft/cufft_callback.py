@@ -100,8 +100,8 @@ class _CallbackProblem:
             if self.kind != DftKind.C2C
             else self.nontrivial_axes
         )
-        self.given = view_of(request.layout_of("a"), 0)
-        self.wanted = view_of(request.layout_of("out"), request.place_of("out"))
+        self.input = view_of(request.layout_of("a"), 0)
+        self.output = view_of(request.layout_of("out"), request.place_of("out"))
         spectrum = COMPLEX[request.real]
         self.number = request.real if self.kind == DftKind.R2C and self.halved is not None else spectrum
         self.result = request.real if self.kind == DftKind.C2R and self.halved is not None else spectrum
@@ -117,12 +117,12 @@ class _CallbackProblem:
     def load(self, dense: View, *, is_direct: bool, factor: float = 1.0) -> BoundSide:
         """The side that reads."""
         callback, request = self.request.load, self.request
-        operands, words = _operands(callback, "load", request, self.given)
+        operands, words = _operands(callback, "load", request, self.input)
         side = CallbackSide(
             name="load",
             code="" if callback is None else callback.code,
             operands=operands,
-            tensor=self.given,
+            tensor=self.input,
             dense=dense,
             real=request.real,
             number=self.number,
@@ -137,12 +137,12 @@ class _CallbackProblem:
     def store(self, dense: View, *, is_direct: bool) -> BoundSide:
         """The side that writes, with the transform's factor."""
         callback, request = self.request.store, self.request
-        operands, words = _operands(callback, "store", request, self.wanted)
+        operands, words = _operands(callback, "store", request, self.output)
         side = CallbackSide(
             name="store",
             code="" if callback is None else callback.code,
             operands=operands,
-            tensor=self.wanted,
+            tensor=self.output,
             dense=dense,
             real=request.real,
             number=self.result,
@@ -151,7 +151,7 @@ class _CallbackProblem:
             factor=request.factor,
             conj=self.conj_store,
         )
-        return BoundSide(side, (CallbackWord(self.wanted.operand), *words))
+        return BoundSide(side, (CallbackWord(self.output.operand), *words))
 
 
 def _operands(
@@ -193,20 +193,20 @@ def _fused(work: _CallbackProblem, steps: Steps, executor: CudaExecutor) -> bool
     if dense_spec is None:
         return False
     spec, source, target = dense_spec
-    has_out = _is_dense(work.wanted, target)
+    has_out = _is_dense(work.output, target)
     stores = request.store is not None or work.conj_store or not has_out
     is_own = (
-        _size(work.given) > 0
-        and work.given.dtype is work.number
-        and work.given.alignment >= COMPLEX[work.number].itemsize
+        _size(work.input) > 0
+        and work.input.dtype is work.number
+        and work.input.alignment >= COMPLEX[work.number].itemsize
     )
     has_in = is_own and work.kind != DftKind.C2R
-    loads = request.load is not None or work.hermitian is not None or not (has_in and _is_dense(work.given, source))
+    loads = request.load is not None or work.hermitian is not None or not (has_in and _is_dense(work.input, source))
     # The factor goes where there is a callback anyway, preferably after the transform.
     factor = request.factor if loads and not stores else 1.0
     stores = stores or request.factor != factor
     if has_out:
-        target = target._replace(operand=work.wanted.operand)
+        target = target._replace(operand=work.output.operand)
     else:
         target = steps.scratch(work.result, (_size(target),), (0,))
     if has_in:
@@ -225,10 +225,10 @@ def _fused(work: _CallbackProblem, steps: Steps, executor: CudaExecutor) -> bool
 
 def _dense_spec(work: _CallbackProblem) -> tuple[TransformSpec, View, View] | None:
     """A plan over dense operands in one call, and these; ordered like `a` or `out`, else transformed axes innermost."""
-    shapes = (work.request.read, work.request.made)
-    group = sorted(work.others, key=lambda axis: -abs(work.given.strides[axis]))
+    shapes = (work.request.read, work.request.result_shape)
+    group = sorted(work.others, key=lambda axis: -abs(work.input.strides[axis]))
     group += [] if work.halved is None else [work.halved]
-    for order in (_order(work.given), _order(work.wanted), None):
+    for order in (_order(work.input), _order(work.output), None):
         views = [
             dense_view(-1, 0, dtype, shape, tuple(group) if order is None else order, ALIGNMENT)
             for dtype, shape in zip((work.number, work.result), shapes, strict=True)
@@ -263,15 +263,15 @@ def _with_passes(work: _CallbackProblem, steps: Steps, executor: CudaExecutor) -
     factor = request.factor
     if reads and factor != 1:
         writes = False  # else the pass that reads multiplies by the factor
-    source = work.given
+    source = work.input
     if not reads:
         source = steps.scratch(work.number, request.read, request.transformed)
         load = work.load(source, is_direct=True, factor=factor if writes else 1.0)
         steps.append(CallbackPass(executor, load, source.operand, source.offset))
-    target = work.wanted
+    target = work.output
     if not writes:
         is_new = reads or work.halved is not None
-        target = steps.scratch(work.result, request.made, request.transformed) if is_new else source
+        target = steps.scratch(work.result, request.result_shape, request.transformed) if is_new else source
     if work.kind == DftKind.C2R and work.halved is not None:
         steps.transform(checked_chain(chain_with_last(work.others, work.halved, source, target)), forward=work.forward)
     elif work.nontrivial_axes:
@@ -286,7 +286,7 @@ def _reads_given(work: _CallbackProblem) -> bool:
     request = work.request
     if not work.nontrivial_axes or request.load is not None or work.conj_load or work.kind == DftKind.C2R:
         return False
-    return _is_dense(work.given, dense_view(-1, 0, work.number, request.read, request.transformed, ALIGNMENT))
+    return _is_dense(work.input, dense_view(-1, 0, work.number, request.read, request.transformed, ALIGNMENT))
 
 
 def _writes_wanted(work: _CallbackProblem) -> bool:
@@ -294,7 +294,7 @@ def _writes_wanted(work: _CallbackProblem) -> bool:
     request = work.request
     if not work.nontrivial_axes or request.store is not None or work.conj_store:
         return False
-    return _is_dense(work.wanted, dense_view(-1, 0, work.result, request.made, request.transformed, ALIGNMENT))
+    return _is_dense(work.output, dense_view(-1, 0, work.result, request.result_shape, request.transformed, ALIGNMENT))
 
 
 # -- callbacks that do not compile ------------------------------------------------------------------------------------

@@ -53,8 +53,8 @@ class HalfSteps(DftSteps):
         first, second = request.layout_of("a"), request.layout_of("out")
         operand = view_of(first, 0) if request.kind == DftKind.R2C else complex_view_of(first, 0)
         self.out = view_of(second, 1) if request.kind == DftKind.C2R else complex_view_of(second, 1)
-        self.given, self.wanted, self.factors = operand.cropped(request.read), self.out, None
-        self.is_direct = self.given.shape == request.read
+        self.input, self.output, self.factors = operand.cropped(request.read), self.out, None
+        self.is_direct = self.input.shape == request.read
 
     def in_16_bits(self) -> bool:
         """Add the 16-bit transforms of cuFFT; False if it has none for the request."""
@@ -65,12 +65,12 @@ class HalfSteps(DftSteps):
             return False
         others = tuple(axis for axis in self.nontrivial_axes if axis != last)
         if request.kind == DftKind.C2C:
-            chain = transform_chain(self.nontrivial_axes, self.given, self.out) if self.is_direct else None
+            chain = transform_chain(self.nontrivial_axes, self.input, self.out) if self.is_direct else None
         elif last not in self.nontrivial_axes:
             return False
         elif request.kind == DftKind.R2C:
-            dense = self.is_direct and self.given.strides[last] == 1
-            chain = transform_chain(others, self.given, self.out, last) if dense and not request.inverse else None
+            dense = self.is_direct and self.input.strides[last] == 1
+            chain = transform_chain(others, self.input, self.out, last) if dense and not request.inverse else None
         else:
             copy = dense_view(2, 0, COMPLEX[self.out.dtype], request.read, self.axes, ALIGNMENT)
             chain = chain_with_last(others, last, copy, self.out) if self.out.strides[last] == 1 else None
@@ -88,6 +88,6 @@ class HalfSteps(DftSteps):
     def in_32_bits(self) -> None:
         """The steps of `dft` in f32 and c64, and one pass that rounds."""
         kind: Any = self.request.kind
-        self.wanted = self.dense(F32 if kind == DftKind.C2R else C64, self.request.made)
+        self.output = self.dense(F32 if kind == DftKind.C2R else C64, self.request.result_shape)
         {DftKind.C2C: self.c2c, DftKind.R2C: self.r2c, DftKind.C2R: self.c2r}[kind]()
-        self.move(self.wanted, self.out)
+        self.move(self.output, self.out)

@@ -76,7 +76,7 @@ class HalfDftRequest(TransformRequest["Tensor"]):
         self.check_axes()
 
     def outputs(self) -> dict[str, Output]:
-        shape = self.made if self.kind == DftKind.C2R else (*self.made, PAIR)
+        shape = self.result_shape if self.kind == DftKind.C2R else (*self.result_shape, PAIR)
         return {"out": dense(shape, self.a.dtype)}
 
 

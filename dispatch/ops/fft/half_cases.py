@@ -92,7 +92,7 @@ def check(form: Form, dtype: Dtype, kind: DftKind, choice: Any, name: str, devic
         order, gap = behind(form.out[0], () if kind is DftKind.C2R else (PAIR,)), form.out[1]
         request, written = with_outputs(request, lambda values: place(device, values, order, gap))
     count = float(np.prod([float(n) for n in request.points]))
-    axes = request.transformed if kind is DftKind.C2R else (*request.transformed, len(request.made))
+    axes = request.transformed if kind is DftKind.C2R else (*request.transformed, len(request.result_shape))
     return spectrum_check(name, request, exact(request, EXACT), written, axes, count)
 
 

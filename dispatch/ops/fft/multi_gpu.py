@@ -388,5 +388,5 @@ class MultiGpuPlan:
 
     def __repr__(self) -> str:
         names, problem = ", ".join(map(str, getattr(self, "devices", ()))), getattr(self, "_problem", None)
-        what = "" if problem is None else f" {problem.batch} of {problem.given}{list(problem.sizes)}"
+        what = "" if problem is None else f" {problem.batch} of {problem.signal}{list(problem.sizes)}"
         return f"<MultiGpuPlan:{what} over {names}{', closed' if self.closed else ''}>"

@@ -35,9 +35,9 @@ __all__ = [
 
 Shape = tuple[int, ...]
 SPECTRUM = {C64: C64, C128: C128, F32: C64, F64: C128}
-MOST_GPUS, MOST_AXES = 16, 3
-LEAST_LINE = {2: 64, 4: 64, 8: 128, 16: 1024}  # points of one transform along one axis, by the number of GPUs
-LEAST = 32  # points along each of the axes that are cut, of a transform along two or three axes
+MAX_GPUS, MAX_AXES = 16, 3
+MIN_LINE = {2: 64, 4: 64, 8: 128, 16: 1024}  # points of one transform along one axis, by the number of GPUs
+MIN_POINTS = 32  # points along each of the axes that are cut, of a transform along two or three axes
 LARGEST_FACTOR = 127
 ANY_FACTORS = {C64: 4096, C128: 2048}  # points along an axis; up to this number any prime factors are supported
 
@@ -50,9 +50,9 @@ def check_names(given: Any) -> list[Device | str]:
     for name in names:
         if not isinstance(name, (str, Device)):
             raise BadRequest("devices", shown(name), 'Devices or their names, such as "cuda:0"')
-    if not 2 <= len(names) <= MOST_GPUS:
+    if not 2 <= len(names) <= MAX_GPUS:
         hint = "use dispatch.fft.fftn on one GPU"
-        raise BadRequest("devices", f"{len(names)} of them", f"2 to {MOST_GPUS}, which cuFFT supports", hint)
+        raise BadRequest("devices", f"{len(names)} of them", f"2 to {MAX_GPUS}, which cuFFT supports", hint)
     return names
 
 
@@ -89,9 +89,9 @@ def check_batch(batch: Any, count: int) -> int:
 def check_sizes(given: Any, dtype: Dtype, batch: int, count: int) -> Shape:
     """The points along each axis; a batch may have any, because each of its transforms is on one GPU."""
     sizes = check_shape("shape", given, dtype.bits)
-    if not 1 <= len(sizes) <= MOST_AXES or 0 in sizes:
+    if not 1 <= len(sizes) <= MAX_AXES or 0 in sizes:
         hint = "batch=n adds an axis that is not transformed"
-        raise BadRequest("shape", shown(given), f"1 to {MOST_AXES} axes of one point or more", hint)
+        raise BadRequest("shape", shown(given), f"1 to {MAX_AXES} axes of one point or more", hint)
     if batch == 1:
         (_check_line if len(sizes) == 1 else _check_cut)(sizes, dtype, count)
     return sizes
@@ -105,10 +105,10 @@ def _check_line(sizes: Shape, dtype: Dtype, count: int) -> None:
         raise BadRequest(
             "shape", f"{shown_sizes} of {dtype}", "two axes or a batch, because cuFFT has no R2C of one axis", hint
         )
-    if count not in LEAST_LINE:
-        expected = f"{', '.join(map(str, LEAST_LINE))} GPUs for one transform along one axis"
+    if count not in MIN_LINE:
+        expected = f"{', '.join(map(str, MIN_LINE))} GPUs for one transform along one axis"
         raise BadRequest("devices", f"{count} of them", expected)
-    least = LEAST_LINE[count]
+    least = MIN_LINE[count]
     if n & (n - 1) or n < least:
         hint = (
             "dispatch.fft.fft supports any number of points on one GPU, and batch=n splits several transforms"
@@ -120,10 +120,10 @@ def _check_line(sizes: Shape, dtype: Dtype, count: int) -> None:
 def _check_cut(sizes: Shape, dtype: Dtype, count: int) -> None:
     """Check one transform along two or three axes."""
     shown_sizes = str(list(sizes))
-    if min(sizes[:2]) < LEAST:
+    if min(sizes[:2]) < MIN_POINTS:
         hint = "with batch=n each GPU computes whole transforms, of any size"
         raise BadRequest(
-            "shape", shown_sizes, f"{LEAST} points or more along the first two axes, which are split", hint
+            "shape", shown_sizes, f"{MIN_POINTS} points or more along the first two axes, which are split", hint
         )
     if not dtype.is_complex and sizes[-1] % 2:
         raise BadRequest("shape", f"{shown_sizes} of {dtype}", "an even number along the last axis, for real numbers")

@@ -131,7 +131,7 @@ class TransformRequest(OperandRequest[R_co]):
         return 1 / n if (self.norm == DftNorm.BACKWARD) == self.inverse else 1.0
 
     @property
-    def made(self) -> Shape:
+    def result_shape(self) -> Shape:
         """The number of numbers of the result along each axis."""
         return self._of_points(halved=self.kind == DftKind.R2C)
 
@@ -213,7 +213,7 @@ class DftRequest(TransformRequest["Tensor"]):
 
     def outputs(self) -> dict[str, Output]:
         dtype = result_dtype(self.a.dtype, self.kind)
-        return {"out": dense(self.made, dtype)}  # type: ignore[arg-type]  # check_fields checked it
+        return {"out": dense(self.result_shape, dtype)}  # type: ignore[arg-type]  # check_fields checked it
 
 
 NUMBERS = "c64, c128, f32, f64, f16, bf16 or whole numbers"

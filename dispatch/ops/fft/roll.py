@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
     from dispatch.execute.cuda_executor import CudaExecutor
 
-__all__ = ["MOST_AXES", "RollRequest", "evaluate", "kernel_of", "numpy_roll", "nvrtc_roll", "roll"]
+__all__ = ["MAX_AXES", "RollRequest", "evaluate", "kernel_of", "numpy_roll", "nvrtc_roll", "roll"]
 
-MOST_AXES = 12
-MOST = 2**62
+MAX_AXES = 12
+MAX_SHIFT = 2**62
 THREADS = 256
 SMALL = 1 << 31  # element counts below it fit in 32 bits
 
@@ -61,7 +61,7 @@ class RollRequest(OperandRequest["Tensor"]):
             raise BadRequest("x", str(self.x.layout), "elements of whole bytes")
         shifts = self.shift if isinstance(self.shift, tuple) else (self.shift,)
         for shift in shifts:
-            check_int("shift", shift, -MOST, MOST)
+            check_int("shift", shift, -MAX_SHIFT, MAX_SHIFT)
         rank, axes = self.x.ndim, self.axis if isinstance(self.axis, tuple) else (self.axis,)
         if self.axis is None:
             if isinstance(self.shift, tuple):
@@ -154,7 +154,7 @@ class Work(ctypes.Structure):
     _fields_ = (
         ("count", ctypes.c_int64),
         ("turn", ctypes.c_int64),
-        ("axis", Axis * MOST_AXES),
+        ("axis", Axis * MAX_AXES),
         ("axes", ctypes.c_int),
     )
 
@@ -193,7 +193,7 @@ def launch(request: RollRequest) -> Launch:
 def twelve_axes(request: RollRequest) -> str:
     """At most twelve axes of more than one element."""
     count = sum(extent > 1 for extent in request.x.shape)
-    return "" if count <= MOST_AXES else f"needs at most {MOST_AXES} axes of more than one element, has {count}"
+    return "" if count <= MAX_AXES else f"needs at most {MAX_AXES} axes of more than one element, has {count}"
 
 
 roll = request_function(RollRequest, "roll")

@@ -35,7 +35,7 @@ from dispatch.ops.linalg.forms import (
 from dispatch.ops.linalg.reference import evaluate
 from dispatch.ops.linalg.refined_forms import REFINED_FORMS
 from dispatch.ops.linalg.residuals import ResidualCheck
-from dispatch.ops.linalg.rules import MOST_ROWS
+from dispatch.ops.linalg.rules import MAX_ROWS
 from dispatch.ops.linalg.small_forms import SMALL_FORMS
 from dispatch.ops.linalg.spectral_forms import HERMITIAN, SPECTRAL_FORMS, matrices_b, with_subset_bounds
 from dispatch.ops.linalg.symmetric_forms import SYMMETRIC_FORMS, forms_of, kind_of, symmetric
@@ -165,7 +165,7 @@ def cases(row: Row) -> list[MadeCase]:
     forms = FORMS[row.op]
     if row.variant.startswith("of many"):
         # Forms of the other rows with a single matrix are refused, and so are large ones in any case.
-        forms = (*MANY_FORMS[row.op], *(form for form in forms[::4] if max(form.rows, form.cols) <= MOST_ROWS))
+        forms = (*MANY_FORMS[row.op], *(form for form in forms[::4] if max(form.rows, form.cols) <= MAX_ROWS))
     elif row.variant == "small":
         forms = SMALL_FORMS[row.op]
     else:

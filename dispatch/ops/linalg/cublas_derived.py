@@ -25,7 +25,7 @@ from dispatch.ops.linalg.cusolver_derived import (
     scratch_copy,
 )
 from dispatch.ops.linalg.cusolver_exponential import expm_steps
-from dispatch.ops.linalg.rules import MOST_INVERTED
+from dispatch.ops.linalg.rules import MAX_INVERSE_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +51,7 @@ def inverse(steps: BatchedSteps) -> Plan:
     """
     a, out, info = steps.matrix("a"), steps.matrix("out"), steps.vector("info")
     target = steps.target(out)
-    if a.rows <= MOST_INVERTED:
+    if a.rows <= MAX_INVERSE_ROWS:
         source = steps.column_major(a)
         read = (steps.pointers(source), source.ld)
         steps.batched("matinv", a.rows, *read, steps.pointers(target), target.ld, info._replace(batch_stride=0))

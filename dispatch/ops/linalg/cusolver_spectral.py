@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["plan"]
 
 VALUES_ONLY, WITH_VECTORS = cusolverEigMode_t.CUSOLVER_EIG_MODE_NOVECTOR, cusolverEigMode_t.CUSOLVER_EIG_MODE_VECTOR
-MOST_ELEMENTS = 2**31 - 1  # the limit of `syevBatched`, over all matrices
+MAX_ELEMENTS = 2**31 - 1  # the limit of `syevBatched`, over all matrices
 ALL, SOME, NONE = ord("A"), ord("S"), ord("N")
 
 
@@ -80,7 +80,7 @@ def eigh(request: EighRequest, steps: LinalgSteps) -> Plan:
     else:
         kind = cuda_type(a.dtype)
         arguments = (mode, uplo, a.rows, kind, target.pointer, target.ld, cuda_type(real_of(a.dtype)), w, kind)
-        if steps.batch > 1 and target.ld * target.cols * steps.batch <= MOST_ELEMENTS:
+        if steps.batch > 1 and target.ld * target.cols * steps.batch <= MAX_ELEMENTS:
             trailing = (steps.batch,)
             steps.call_x("cusolverDnXsyevBatched", *arguments, info=info, trailing=trailing, count=1)
         else:

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from dispatch.core.operands import Output
     from dispatch.device.tensor import Tensor
 
-__all__ = ["MOST_SQUARINGS", "THETA", "ExpmRequest", "largest_norm"]
+__all__ = ["MAX_SQUARINGS", "THETA", "ExpmRequest", "largest_norm"]
 
-MOST_SQUARINGS = 64
+MAX_SQUARINGS = 64
 # The largest norm at which Padé's approximant of degree 13 (in single precision of degree 7) equals the exponential of
 # a matrix with an error of at most roundoff: Higham, The scaling and squaring method for the matrix exponential
 # revisited, SIAM J. Matrix Anal. Appl. 26 (2005), table 2.3.
@@ -51,7 +51,7 @@ class ExpmRequest(LinalgRequest["tuple[Tensor, Tensor]"]):
 
     def check_fields(self) -> None:
         check_square("a", self.a)
-        check_int("squarings", self.squarings, 0, MOST_SQUARINGS)
+        check_int("squarings", self.squarings, 0, MAX_SQUARINGS)
         check_dense("info", self.info)
 
     def outputs(self) -> dict[str, Output]:

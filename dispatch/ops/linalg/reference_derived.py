@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["BATCHED", "DERIVED"]
 
 WORK = 64  # columns of LAPACK's workspace
-MOST_FACTORS = 512  # factors of at least 0.5: the product with one more factor is above 2^-514
+MAX_FACTORS = 512  # factors of at least 0.5: the product with one more factor is above 2^-514
 FARTHEST = 10_000  # the largest exponent that matters: any number of f64 times 2^10,000 is infinite or 0
 ORDERS: dict[NormOrder, Any] = {
     NormOrder.FRO: "fro",
@@ -85,8 +85,8 @@ def _product(factors: Array) -> tuple[Array, Array]:
     """The products along the last axis, and the exponents of 2 to multiply them by: nothing overflows."""
     numbers, powers = _scaled(factors)
     product, power = np.ones(factors.shape[:-1], factors.dtype), powers.sum(axis=-1)
-    for first in range(0, factors.shape[-1], MOST_FACTORS):
-        product, further = _scaled(product * numbers[..., first : first + MOST_FACTORS].prod(axis=-1))
+    for first in range(0, factors.shape[-1], MAX_FACTORS):
+        product, further = _scaled(product * numbers[..., first : first + MAX_FACTORS].prod(axis=-1))
         power = power + further
     return product, power
 

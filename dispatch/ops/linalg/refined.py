@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FactorPrecision", "RefinedLstsqRequest", "RefinedSolveRequest", "Refinement", "precision_of"]
 
-MOST_STEPS = 2**31 - 1
+MAX_STEPS = 2**31 - 1
 VECTOR = 1  # axes
 
 
@@ -173,6 +173,6 @@ def check_refinement(request: RefinedSolveRequest | RefinedLstsqRequest) -> None
         raise BadRequest(
             "refinement", f"GMRES with {request.b.shape[-1]} right-hand sides", "one right-hand side", hint
         )
-    check_int("max_iterations", request.max_iterations, 1, MOST_STEPS)
+    check_int("max_iterations", request.max_iterations, 1, MAX_STEPS)
     check_dense("iterations", request.iterations)
     check_dense("info", request.info)

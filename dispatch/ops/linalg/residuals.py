@@ -87,7 +87,7 @@ class ResidualCheck(Check):
         raise Mismatch(f"{self.name}: {text} ({self.request.describe()})")
 
 
-MOST_REASONS = 100  # negative numbers for the reason why a refinement ended, in addition to the step count
+MAX_REASONS = 100  # negative numbers for the reason why a refinement ended, in addition to the step count
 
 
 def _same(one: Array, other: Array) -> bool:
@@ -104,7 +104,7 @@ def residuals(request: Any, given: dict[str, Array], found: dict[str, Array]) ->
     """The measured errors of one matrix, each with its size in units of n·eps."""
     if "iterations" in found:
         most = request.max_iterations
-        is_count = -(most + MOST_REASONS) <= found["iterations"] <= most
+        is_count = -(most + MAX_REASONS) <= found["iterations"] <= most
         yield "a count of steps that there cannot be, for which this", 0.0 if is_count else np.inf
     if found.get("info", 0) and request.op not in RIGHT_EVEN_SO:
         for name in found.keys() - {"count", "info", "iterations", "rank"}:

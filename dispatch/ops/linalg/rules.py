@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from dispatch.libraries.cusolver.matrix import batch_step
-from dispatch.libraries.nvrtc.small_kernels import MOST_ROWS as MOST_OWN
+from dispatch.libraries.nvrtc.small_kernels import MAX_ROWS as MAX_OWN
 from dispatch.ops.linalg.derived import InverseKind, LstsqDriver
 from dispatch.ops.linalg.refined import Refinement
 from dispatch.ops.linalg.request import MatrixKind
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from dispatch.ops.linalg.spectral import EighRequest, GeneralizedEighRequest, SvdRequest
 
 __all__ = [
-    "MOST_INVERTED",
-    "MOST_ROWS",
+    "MAX_INVERSE_ROWS",
+    "MAX_ROWS",
     "by_lu_or_cholesky",
     "economical",
     "even_batches",
@@ -39,8 +39,8 @@ __all__ = [
     "whole_spectrum",
 ]
 
-MOST_ROWS = 128  # the largest matrices for cuBLAS's batched routines
-MOST_INVERTED = 32  # the most rows that `matinvBatched` supports
+MAX_ROWS = 128  # the largest matrices for cuBLAS's batched routines
+MAX_INVERSE_ROWS = 32  # the most rows that `matinvBatched` supports
 
 
 def even_batches(request: LinalgRequest) -> str:
@@ -59,8 +59,8 @@ def many_small(request: LinalgRequest) -> str:
     if count <= 1:
         return f"needs a batch of two or more, has {count}"
     extents = request.matrices.shape[-2:]
-    if not 0 < min(extents) <= max(extents) <= MOST_ROWS:
-        return f"needs matrices of 1 to {MOST_ROWS} rows and columns, has {list(extents)}"
+    if not 0 < min(extents) <= max(extents) <= MAX_ROWS:
+        return f"needs matrices of 1 to {MAX_ROWS} rows and columns, has {list(extents)}"
     empty = [name for name in request.reads if not request.layout_of(name).size]
     return f"needs {empty[0]} with elements, has none" if empty else ""
 
@@ -85,19 +85,19 @@ def tall(request: LinalgRequest) -> str:
 def up_to_32(request: LinalgRequest) -> str:
     """No more rows than `matinvBatched` supports."""
     rows = request.matrices.shape[-1]
-    return "" if rows <= MOST_INVERTED else f"needs matrices of at most {MOST_INVERTED} rows, has {rows}"
+    return "" if rows <= MAX_INVERSE_ROWS else f"needs matrices of at most {MAX_INVERSE_ROWS} rows, has {rows}"
 
 
 def up_to_64(request: LinalgRequest) -> str:
     """No more rows than the kernels of this library support."""
     rows = request.matrices.shape[-1]
-    return "" if rows <= MOST_OWN else f"needs matrices of at most {MOST_OWN} rows, has {rows}"
+    return "" if rows <= MAX_OWN else f"needs matrices of at most {MAX_OWN} rows, has {rows}"
 
 
 def few_right_sides(request: Any) -> str:
     """No more right-hand sides than the threads of one matrix can solve efficiently."""
     sides = 1 if request.b.ndim == 1 else request.b.shape[-1]
-    return "" if sides <= MOST_OWN else f"needs at most {MOST_OWN} right-hand sides, has {sides}"
+    return "" if sides <= MAX_OWN else f"needs at most {MAX_OWN} right-hand sides, has {sides}"
 
 
 def general(request: InvRequest) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from cudabind.sys import cublas_types as cb
 from dispatch.libraries.cublas.batched import call_each
 from dispatch.libraries.cublas.calls import function_name
-from dispatch.libraries.cusolver.row_permutations import MOST_SHARED, PermutationFromPivots, PermuteMode, PermuteRows
+from dispatch.libraries.cusolver.row_permutations import MAX_SHARED, PermutationFromPivots, PermuteMode, PermuteRows
 from dispatch.ops.linalg.steps import LOWER, UPPER
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def have_equal_strides(one: Matrix, other: Matrix) -> bool:
 def permutation_of(steps: LinalgSteps, lu: Matrix, pivots: OperandPointer) -> OperandPointer:
     """The row order that results from the pivots."""
     order = steps.scratch(lu.rows * NUMBER)
-    scratch = steps.scratch(lu.rows * NUMBER) if lu.rows > MOST_SHARED else None
+    scratch = steps.scratch(lu.rows * NUMBER) if lu.rows > MAX_SHARED else None
     steps.append(PermutationFromPivots(steps.executor, pivots, order, scratch, lu, steps.batch))
     return order
 

@@ -43,7 +43,7 @@ class Form:
         c: "" for none, "c" for its own memory, "unread" for one of NaN that beta 0 must not read, "in place" for C and
             D the same tensor, "out" for D that is read because beta is not 0.
         scalars: where alpha and beta are: "host", "device", or "mixed" for alpha only on the device.
-        given: whether outputs are given, in poisoned memory; else the request allocates them.
+        has_out: whether outputs are passed, in poisoned memory; else the request allocates them.
         d_columns: whether C and D are column-major.
     """
 
@@ -58,7 +58,7 @@ class Form:
     scalars: str = "host"
     alpha: float = 1.0
     beta: float = 0.0
-    given: bool = True
+    has_out: bool = True
     d_columns: bool = False
 
     @property
@@ -71,10 +71,10 @@ PLAIN = Form("plain", (64, 48, 32))
 # A batch that shares B may be run as one taller product, unless the epilogue has a bias or bgrad for each batch.
 SHARED = Form("one b of each", (24, 32, 48), a_batch=(3,))
 FORMS = (
-    Form("fresh",               (64, 48, 32), given=False),
-    Form("large",               (256, 384, 384), given=False),
+    Form("fresh",               (64, 48, 32), has_out=False),
+    Form("large",               (256, 384, 384), has_out=False),
     Form("deep",                (64, 48, 1024), c="c", beta=1.0),
-    Form("odd",                 (37, 53, 29), given=False),
+    Form("odd",                 (37, 53, 29), has_out=False),
     Form("odd padded",          (37, 53, 29), padding=3, guard=1),
     Form("ones",                (1, 1, 1)),
     Form("row",                 (1, 256, 32), guard=1),
@@ -87,16 +87,16 @@ FORMS = (
     Form("nt",                  (64, 48, 32), "nt", padding=16, guard=1),
     Form("tn",                  (64, 48, 32), "tn", padding=16, guard=1),
     Form("tt",                  (64, 48, 32), "tt", padding=16, guard=1),
-    Form("tt primes",           (31, 61, 17), "tt", given=False),
+    Form("tt primes",           (31, 61, 17), "tt", has_out=False),
     Form("padded",              (64, 48, 32), padding=16, guard=1, c="c", beta=0.5),
-    Form("batch",               (64, 48, 32), a_batch=(3,), b_batch=(3,), given=False),
+    Form("batch",               (64, 48, 32), a_batch=(3,), b_batch=(3,), has_out=False),
     Form("batch padded",        (32, 48, 16), a_batch=(3,), b_batch=(3,), padding=16, guard=1),
     Form("batch odd",           (29, 23, 11), "nt", a_batch=(3,), b_batch=(3,), padding=1, c="c", beta=-1.0),
     Form("one a",               (32, 48, 64), b_batch=(3,), c="c", alpha=0.5, beta=2.0),
-    Form("one b",               (32, 48, 64), a_batch=(3,), given=False),
+    Form("one b",               (32, 48, 64), a_batch=(3,), has_out=False),
     Form("one b padded",        (32, 48, 64), a_batch=(3,), padding=16, guard=1),
     Form("two batch axes",      (32, 16, 48), a_batch=(2, 1), b_batch=(1, 3), c="c", beta=0.5),
-    Form("batch of one",        (32, 16, 48), a_batch=(1,), b_batch=(1,), given=False),
+    Form("batch of one",        (32, 16, 48), a_batch=(1,), b_batch=(1,), has_out=False),
     Form("alpha, c",            (64, 48, 32), c="c", alpha=-0.75, beta=0.5),
     Form("c unread",            (64, 48, 32), c="unread"),
     Form("in place",            (64, 48, 32), c="in place", beta=1.0, padding=16, guard=1),
@@ -228,7 +228,7 @@ class _Draw:
         if form.c in ("in place", "out"):
             out = self.output("out", self.numbers(d_dtype, shape), columns=form.d_columns)
             self.fields.update({"c": out} if form.c == "in place" else {})
-        elif form.given or form.d_columns:
+        elif form.has_out or form.d_columns:
             self.output("out", poison(d_dtype, shape), columns=form.d_columns)
 
     def scalars(self) -> None:
@@ -251,12 +251,12 @@ class _Draw:
         if epilogue.adds_bias and self.case.bias is not None:
             batch = form.batch if self.case.variant % 2 else ()
             self.fields["bias"] = self.device.array(self.numbers(self.case.bias, (*batch, n), 0.5))
-        if epilogue.writes_bgrad and form.given and self.case.bias is not None:
+        if epilogue.writes_bgrad and form.has_out and self.case.bias is not None:
             extent = m if epilogue is Epilogue.BGRADA else n
             vector = GuardedBuffer.lay(self.device, poison(self.case.bias, (*form.batch, 1, extent)), guard=1)
             self.written.append(vector)
             self.fields["bgrad"] = vector.view[..., 0, :]
-        if epilogue.is_gradient or (epilogue.writes_aux and (form.given or self.case.aux is not None)):
+        if epilogue.is_gradient or (epilogue.writes_aux and (form.has_out or self.case.aux is not None)):
             self._aux((*form.batch, m, n))
 
     def _aux(self, shape: Shape) -> None:

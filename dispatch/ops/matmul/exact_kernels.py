@@ -131,7 +131,7 @@ CONSTANTS = {"INNER": repr(GELU_INNER), "CUBIC": repr(GELU_CUBIC), "WARP": WARP,
 TYPES = {F64: ("double", "double"), F16: ("float", "Half"), BF16: ("float", "Brain")}  # T and S by dtype of D
 NAMES = ("forward", "mask", "backward", "sum_columns")
 THREADS = 256
-MOST_BLOCKS = 65535  # a grid's limit along y and z
+MAX_BLOCKS = 65535  # a grid's limit along y and z
 Functions = dict[str, int]
 
 
@@ -161,7 +161,7 @@ class Launch:
     """The launch of one kernel with a Work, whose fields but the extents may change from run to run."""
 
     def __init__(self, function: int, name: str, work: Work, executor: CudaExecutor) -> None:
-        high, wide, block = min(work.batch, MOST_BLOCKS), min(work.columns, MOST_BLOCKS), (THREADS, 1, 1)
+        high, wide, block = min(work.batch, MAX_BLOCKS), min(work.columns, MAX_BLOCKS), (THREADS, 1, 1)
         rows = -(-work.rows // 8) if name == "mask" else work.rows
         if name == "sum_columns":
             wide, block = 1, (WARP, LINES, 1)

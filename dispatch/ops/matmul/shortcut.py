@@ -53,8 +53,8 @@ BETA = len(OPERANDS) + 1  # index in a key: None without beta, else whether it i
 class Form(NamedTuple):
     """Which operands a call has and which it writes; calls of one form share their generated code."""
 
-    given: tuple[str, ...]  # names from OPERANDS
-    made: tuple[str, ...]  # the outputs that are allocated
+    operands: tuple[str, ...]  # names from OPERANDS
+    allocated: tuple[str, ...]  # the outputs that are allocated
     aux_written: bool
     has_beta: bool  # whether beta was given
     adds_out: bool  # whether `out` is also C: no c was given, and beta is not 0
@@ -63,7 +63,7 @@ class Form(NamedTuple):
     @property
     def writes(self) -> tuple[str, ...]:
         """The outputs, in the order in which they are returned."""
-        present = {*self.given, *self.made}
+        present = {*self.operands, *self.allocated}
         return tuple(
             name for name in ("out", "aux", "bgrad") if name in present and (name != "aux" or self.aux_written)
         )
@@ -71,12 +71,12 @@ class Form(NamedTuple):
     @property
     def reads(self) -> tuple[str, ...]:
         writes = self.writes
-        return tuple(name for name in self.given if name not in writes)
+        return tuple(name for name in self.operands if name not in writes)
 
     @property
     def pairs(self) -> tuple[tuple[str, str], ...]:
         """The pairs that must not overlap: each given output with every other given operand."""
-        written = [name for name in self.writes if name in self.given]
+        written = [name for name in self.writes if name in self.operands]
         return tuple(
             (one, other) for place, one in enumerate(written) for other in (*self.reads, *written[place + 1 :])
         )
@@ -100,8 +100,8 @@ class Shortcut:
         unallocated = request.unallocated()
         layouts = {name: layout for name, layout in zip(OPERANDS, key, strict=False) if layout is not None}
         self._form = Form(
-            given=tuple(layouts),
-            made=tuple(unallocated),
+            operands=tuple(layouts),
+            allocated=tuple(unallocated),
             aux_written=request.plain_epilogue.writes_aux,
             has_beta=key[BETA] is not None,
             adds_out=request.c is None and bool(key[BETA]),
@@ -135,10 +135,10 @@ class Shortcut:
 @cache
 def _maker(form: Form) -> Callable[..., Callable[..., Any]]:
     """Generate the function that makes `Shortcut.run` for a form: each operand by name, without loops."""
-    present = (*form.given, *form.made)
-    lines = [f"at_{name} = {name}.ptr" for name in form.given]
+    present = (*form.operands, *form.allocated)
+    lines = [f"at_{name} = {name}.ptr" for name in form.operands]
     reads = f"({', '.join(form.reads)}, *scale_reads)" if form.scaled else f"({', '.join(form.reads)})"
-    if "c" in form.given and "out" in form.given:  # C alone may be D
+    if "c" in form.operands and "out" in form.operands:  # C alone may be D
         other_reads = ", ".join(
             (*(name for name in form.reads if name != "c"), *(["*scale_reads"] if form.scaled else []))
         )
@@ -152,7 +152,9 @@ def _maker(form: Form) -> Callable[..., Callable[..., Any]]:
     if meetings:
         lines += [f"if {' or '.join(meetings)}:", "    return CACHE_MISS"]
     lines += [
-        line for name in form.made for line in (f"{name} = executor.empty(*made_{name})", f"at_{name} = {name}.ptr")
+        line
+        for name in form.allocated
+        for line in (f"{name} = executor.empty(*made_{name})", f"at_{name} = {name}.ptr")
     ]
     lines += [f"reads, writes = {reads}, {writes}"]
     if form.scaled:
@@ -171,7 +173,7 @@ def _maker(form: Form) -> Callable[..., Callable[..., Any]]:
     lines += [f"return {form.writes[0]}" if len(form.writes) == 1 else f"return ({', '.join(form.writes)})"]
     source = [
         "def make(plan, made, bounds, scale_reads, scale_writes, scale_arguments):",
-        *(f"    made_{name} = made['{name}']" for name in form.made),
+        *(f"    made_{name} = made['{name}']" for name in form.allocated),
         *(f"    low_{n}, high_{n}, _ = bounds[{n}]" for n in range(len(form.pairs))),
         f"    def run(executor, {', '.join(OPERANDS)}, alpha, beta):",
         *(f"        {line}" for line in lines),

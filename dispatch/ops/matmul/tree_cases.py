@@ -66,7 +66,7 @@ class Case:
     compute: Compute | None = None
     fast_accum: bool = False
     step: int = 16  # bytes that lines are multiples of; if less than 16, they are not multiples of 16
-    given: bool = False  # whether the tree's outputs are given, too
+    has_out: bool = False  # whether the tree's outputs are given, too
 
     @property
     def id(self) -> str:
@@ -91,7 +91,7 @@ class Case:
                     value = float(np.float32(rng.uniform(0.25, 1.0)))
                     operands[name] = value if len(name) % 2 else device.array([value], "f32")
         written = {"out": poisoned_matrix(device, (*self.batch, m, n), d, self.orders[3], self.step)}
-        if self.given and self.tree is not None:
+        if self.has_out and self.tree is not None:
             written |= self._written(device, self.tree, d)
             operands |= {name: memory.view for name, memory in written.items() if name != "out"}
         request = MatmulRequest(
@@ -304,7 +304,7 @@ def tree_cases() -> list[Case]:
         config = FAVORITES[1] if number % 2 else FAVORITES[0]
         all_cases.append(Case(f"tree {number}", dtypes, (200, 152, 72), config, tree=tree))
         if number in GIVEN:
-            all_cases.append(Case(f"tree {number} given", dtypes, (77, 53, 29), config, tree=tree, given=True))
+            all_cases.append(Case(f"tree {number} given", dtypes, (77, 53, 29), config, tree=tree, has_out=True))
     return all_cases
 
 

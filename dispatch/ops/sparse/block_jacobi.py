@@ -10,14 +10,14 @@ from dispatch.core.operands import Output, by_columns, dense
 from dispatch.errors import BadRequest
 from dispatch.keys import I32
 from dispatch.ops.sparse.base import SparseRequest
-from dispatch.ops.sparse.krylov import MOST_BLOCK
+from dispatch.ops.sparse.krylov import MAX_BLOCK
 
 if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
 
 __all__ = ["BlockJacobiRequest"]
 
-MOST_BLOCKS = 2**31 - 1
+MAX_BLOCKS = 2**31 - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,12 +58,12 @@ class BlockJacobiRequest(SparseRequest["tuple[Tensor, Tensor]"]):
         m, n = self.form.shape
         if m != n or not n:
             raise BadRequest("form.shape", f"({m}, {n})", "a square matrix of at least one row")
-        check_int("block_size", self.block_size, 1, MOST_BLOCK)
+        check_int("block_size", self.block_size, 1, MAX_BLOCK)
         check_bool("absolute", self.absolute)
         if self.absolute and self.values.dtype.is_complex:
             raise BadRequest("absolute", "True", f"False for {self.values.dtype}", "minres supports f32 and f64")
-        if self.blocks > MOST_BLOCKS:
-            raise BadRequest("block_size", str(self.block_size), f"at most {MOST_BLOCKS} blocks of {n} rows")
+        if self.blocks > MAX_BLOCKS:
+            raise BadRequest("block_size", str(self.block_size), f"at most {MAX_BLOCKS} blocks of {n} rows")
 
     @property
     def blocks(self) -> int:

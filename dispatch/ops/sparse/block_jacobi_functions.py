@@ -9,7 +9,7 @@ from dispatch.errors import BadRequest, LinAlgError
 from dispatch.ops import sparse as ops
 from dispatch.ops.sparse.form import SparseFormat
 from dispatch.ops.sparse.format_functions import as_sparse
-from dispatch.ops.sparse.krylov import MOST_BLOCK
+from dispatch.ops.sparse.krylov import MAX_BLOCK
 from dispatch.ops.sparse.tensor import SparseTensor, as_tensor
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def block_jacobi(A: Any, block_size: int | None = None, *, absolute: bool = Fals
     if block_size is None:
         high, wide = matrix.form.block
         if matrix.format is not SparseFormat.BSR or high != wide:
-            wanted = f"the rows of a block, 1 to {MOST_BLOCK}, for {matrix!r}"
+            wanted = f"the rows of a block, 1 to {MAX_BLOCK}, for {matrix!r}"
             raise BadRequest(
                 "block_size", "None", wanted, "pass it, as in block_jacobi(A, 4), or pass BSR with square blocks"
             )

@@ -39,7 +39,7 @@ class Form(NamedTuple):
     block: tuple[int, int]
     base: int
     widths: tuple[Any, Any]
-    given: bool
+    has_out: bool
 
 
 def bsr_cases(row: Row) -> list[MadeCase]:
@@ -51,7 +51,7 @@ def bsr_cases(row: Row) -> list[MadeCase]:
         coarse = COARSE[(number + number // 5) % len(COARSE)] if number < 2 * len(PATTERNS) else EMPTY[number % 2]
         base = (number + number // len(PATTERNS)) % 2
         shape = (coarse[0] * high, coarse[1] * wide)
-        form = Form(pattern, shape, (high, wide), base, WIDTHS[number % 3], given=number % 4 != 3)
+        form = Form(pattern, shape, (high, wide), base, WIDTHS[number % 3], has_out=number % 4 != 3)
         listed.append(MadeCase(f"{dtype}-{number}", partial(check, op, dtype, form)))
     return listed
 
@@ -83,7 +83,7 @@ def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.
         fields["nnzb"] = int(count.sum())
     request = BSR_OPS[op](**fields)
     written: tuple[GuardedBuffer, ...] = ()
-    if form.given:
+    if form.has_out:
         memories = {
             each: place(device, poison(out.dtype, out.shape), None, 0 if len(out.shape) > 1 else 2)
             for each, out in request.outputs().items()

@@ -115,7 +115,7 @@ class Form(NamedTuple):
     added: str
     columns: int
     by_rows: tuple[bool, bool]
-    given: bool
+    has_out: bool
     factors: tuple[float, float]
     library: str
 
@@ -140,7 +140,7 @@ def compiled_cases(row: Row) -> list[MadeCase]:
             added=ADDED[(number + number // 3) % 3],
             columns=WIDE[number % 4],
             by_rows=(number % 2 == 0, number // 2 % 2 == 0),
-            given=number % 4 != 3,
+            has_out=number % 4 != 3,
             factors=FACTORS[number % 4],
             library="own" if is_own else "cusparse",
         )
@@ -209,7 +209,7 @@ def check(op: str, dtype: Dtype, out: Dtype, form: Form, name: str, device: Devi
             fields["beta"] = form.factors[1]
         if form.added == "in place":
             fields["out"], made = memory.view, (memory,)
-    if "out" not in fields and (form.given or (out is not dtype and form.added == "nothing")):
+    if "out" not in fields and (form.has_out or (out is not dtype and form.added == "nothing")):
         made = (draw.place_operand("out", poison(out, shape), by_rows=form.by_rows[1]),)
     kind: Any = SpmmOpRequest if op == "spmm_op" else SpmvOpRequest
     request = kind(**fields)

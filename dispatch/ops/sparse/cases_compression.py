@@ -44,7 +44,7 @@ class Form(NamedTuple):
     kind: SparseFormat
     base: int
     by_rows: bool
-    given: bool
+    has_out: bool
 
 
 def compression_cases(row: Row) -> list[MadeCase]:
@@ -53,7 +53,7 @@ def compression_cases(row: Row) -> list[MadeCase]:
     shapes = [(pattern, kind, SHAPES[n % 6]) for n, (pattern, kind) in enumerate(product(PATTERNS, FORMATS))]
     shapes += [("nothing", kind, shape) for kind, shape in product(FORMATS, ((0, 4), (4, 0)))]
     listed = [
-        Form(pattern, shape, kind, number // 2 % 2, by_rows=number % 2 == 0, given=number % 5 != 3)
+        Form(pattern, shape, kind, number // 2 % 2, by_rows=number % 2 == 0, has_out=number % 5 != 3)
         for number, (pattern, kind, shape) in enumerate(shapes)
     ]
     return [MadeCase(f"{dtype}-{number}", partial(check, op, dtype, form)) for number, form in enumerate(listed)]
@@ -80,7 +80,7 @@ def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.
         fields |= {"base": base, **({"m": len(mask)} if op == "coo2csr" else {"nnz": count})}
     request = COMPRESSION[op](**fields)
     written: tuple[GuardedBuffer, ...] = ()
-    if form.given:
+    if form.has_out:
         memories = {
             each: place(device, poison(out.dtype, out.shape), None, 2) for each, out in request.outputs().items()
         }

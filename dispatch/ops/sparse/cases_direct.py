@@ -41,33 +41,33 @@ class Form(NamedTuple):
     base: int = 0
     wide: tuple[bool, bool] = (False, False)  # offsets and indices of 64 bits
     fixed: bool = False
-    given: bool = False
+    has_out: bool = False
     choices: tuple[tuple[str, Any], ...] = ()
 
 
 FORMS = (
     Form("2d Poisson", GEN),
     Form("3d Poisson", GEN, nrhs=3, by_rows=True, base=1, wide=(True, True), fixed=True),
-    Form("graph Laplacian", GEN, nrhs=2, given=True),
+    Form("graph Laplacian", GEN, nrhs=2, has_out=True),
     Form("2d Poisson", SYM, fixed=True),
     Form("graph Laplacian", SYM, LOWER, nrhs=4, wide=(True, False)),
-    Form("3d Poisson", HER, UPPER, base=1, given=True),
-    Form("2d Poisson", HER, nrhs=2, by_rows=True, given=True),
+    Form("3d Poisson", HER, UPPER, base=1, has_out=True),
+    Form("2d Poisson", HER, nrhs=2, by_rows=True, has_out=True),
     Form("3d Poisson", POS, fixed=True, nrhs=1),
-    Form("2d Poisson", POS, LOWER, given=True),
+    Form("2d Poisson", POS, LOWER, has_out=True),
     Form("graph Laplacian", POS, UPPER, nrhs=3, base=1),
     Form("3d Poisson", GEN, nrhs=2, choices=(("memory", "hybrid"),)),
     Form("2d Poisson", POS, LOWER, fixed=True, choices=(("memory", "hybrid"), ("device_memory", 1 << 30))),
     Form("3d Poisson", GEN, nrhs=2, by_rows=True, choices=(("refinements", 2),)),
-    Form("2d Poisson", GEN, fixed=True, given=True, choices=(("stamp", 5),)),
+    Form("2d Poisson", GEN, fixed=True, has_out=True, choices=(("stamp", 5),)),
     Form("graph Laplacian", SYM, nrhs=3, by_rows=True, fixed=True, choices=(("stamp", 6),)),
 )
 IN_F32 = (("precision", "f32"),)
 REFINED = (  # only for f64 and c128
     Form("2d Poisson", GEN, choices=IN_F32),
     Form("3d Poisson", GEN, nrhs=3, by_rows=True, base=1, wide=(True, True), fixed=True, choices=IN_F32),
-    Form("graph Laplacian", SYM, LOWER, nrhs=2, wide=(True, False), given=True, choices=IN_F32),
-    Form("3d Poisson", HER, UPPER, base=1, given=True, choices=(*IN_F32, ("refinements", 20))),
+    Form("graph Laplacian", SYM, LOWER, nrhs=2, wide=(True, False), has_out=True, choices=IN_F32),
+    Form("3d Poisson", HER, UPPER, base=1, has_out=True, choices=(*IN_F32, ("refinements", 20))),
     Form("graph Laplacian", POS, nrhs=2, choices=(*IN_F32, ("memory", "hybrid"))),
 )
 THRESHOLD = 8.0  # of a residual in units of n·eps
@@ -135,7 +135,7 @@ def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.
     order = (1, 0) if form.nrhs else None
     written: tuple[GuardedBuffer, ...] = ()
     fields: dict[str, Any] = {"uplo": form.uplo, "assume_a": form.kind, **dict(form.choices)}
-    if form.given:
+    if form.has_out:
         written = (place(device, poison(dtype, shape), order, 2),)
         fields["out"] = written[0].view
     request = SpsolveRequest(

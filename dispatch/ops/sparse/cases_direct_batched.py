@@ -40,7 +40,7 @@ class Form(NamedTuple):
     base: int = 0
     wide: tuple[bool, bool] = (False, False)  # offsets and indices of 64 bits
     fixed: bool = False
-    given: bool = False
+    has_out: bool = False
     choices: tuple[tuple[str, Any], ...] = ()
 
 
@@ -48,13 +48,13 @@ FORMS = (
     Form(2, GEN),
     Form(3, GEN, nrhs=2, order=(0, 2, 1), fixed=True),
     Form(2, GEN, nrhs=3, order=(0, 1, 2), base=1, wide=(True, True)),
-    Form(5, GEN, order=(1, 0), given=True),
+    Form(5, GEN, order=(1, 0), has_out=True),
     Form(3, SYM, nrhs=1, order=(0, 2, 1), fixed=True),
     Form(2, SYM, LOWER, wide=(True, False)),
-    Form(4, HER, UPPER, nrhs=2, order=(2, 1, 0), base=1, given=True),
-    Form(3, HER, nrhs=4, order=(0, 2, 1), given=True),
+    Form(4, HER, UPPER, nrhs=2, order=(2, 1, 0), base=1, has_out=True),
+    Form(3, HER, nrhs=4, order=(0, 2, 1), has_out=True),
     Form(7, POS, fixed=True),
-    Form(2, POS, LOWER, nrhs=2, order=(1, 2, 0), given=True),
+    Form(2, POS, LOWER, nrhs=2, order=(1, 2, 0), has_out=True),
     Form(33, POS, UPPER, base=1),
     Form(3, GEN, nrhs=2, order=(0, 2, 1), choices=(("refinements", 2),)),
 )
@@ -99,7 +99,7 @@ def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.
     b = rng.standard_normal(shape) + (1j * rng.standard_normal(shape) if dtype.is_complex else 0)
     written: tuple[GuardedBuffer, ...] = ()
     fields: dict[str, Any] = {"uplo": form.uplo, "assume_a": form.kind, **dict(form.choices)}
-    if form.given:
+    if form.has_out:
         written = (place(device, poison(dtype, shape), (0, 2, 1) if form.nrhs else None, 0),)
         fields["out"] = written[0].view
     request = BatchedSpsolveRequest(

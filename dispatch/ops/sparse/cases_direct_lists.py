@@ -47,7 +47,7 @@ class Form(NamedTuple):
     uplo: FillMode | None = None
     base: int = 0
     fixed: bool = False
-    given: bool = False
+    has_out: bool = False
     choices: tuple[tuple[str, Any], ...] = ()
 
 
@@ -55,14 +55,14 @@ GRID, CUBE, ODD = System("2d Poisson", 42), System("3d Poisson", 48, 3, True), S
 SMALL = (System("banded", 5), System("dense row", 9, 1), System("nothing", 1), System("blocks", 12, 4, True))
 FORMS = (
     Form((GRID, ODD, CUBE), GEN),
-    Form((System("banded", 30, gap=2),), GEN, base=1, given=True),
+    Form((System("banded", 30, gap=2),), GEN, base=1, has_out=True),
     Form((CUBE, *SMALL, GRID), GEN, fixed=True),
-    Form((ODD, CUBE), SYM, fixed=True, given=True),
+    Form((ODD, CUBE), SYM, fixed=True, has_out=True),
     Form((*SMALL, GRID), SYM, LOWER),
     Form((GRID, System("graph Laplacian", 24, 2)), HER, UPPER, base=1),
-    Form((CUBE, ODD, *SMALL), HER, given=True),
+    Form((CUBE, ODD, *SMALL), HER, has_out=True),
     Form((GRID, CUBE, ODD), POS, fixed=True),
-    Form((ODD, *SMALL), POS, LOWER, base=1, given=True),
+    Form((ODD, *SMALL), POS, LOWER, base=1, has_out=True),
     Form((*SMALL, *SMALL, *SMALL, GRID), POS, UPPER),
     Form((ODD, ODD, GRID), GEN, choices=(("refinements", 2),)),
     Form((GRID, *SMALL), GEN, fixed=True, choices=(("stamp", 5),)),
@@ -110,11 +110,11 @@ def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.
             fields[field].append(device.array(value))
         fields["form"].append(matrix_form)
         fields["b"].append(place_with_gap(device, b.astype(dtype.numpy), order, system.gap))
-        if form.given:
+        if form.has_out:
             memory = place(device, poison(dtype, shape), (1, 0) if system.nrhs else None, 0)
             written.append(memory)
             fields["out"].append(memory.view)
-    if not form.given:
+    if not form.has_out:
         del fields["out"]
     choices: dict[str, Any] = {"assume_a": form.kind, "uplo": form.uplo, **dict(form.choices)}
     operands: dict[str, Any] = {name: tuple(given) for name, given in fields.items()}

@@ -45,7 +45,7 @@ class Form(NamedTuple):
     beta: complex
     added: int  # whether there is an added operand; 2 is in place
     by_rows: tuple[bool, bool]
-    given: bool
+    has_out: bool
     tf32: bool
 
 
@@ -62,9 +62,9 @@ def ell_cases(row: Row) -> list[MadeCase]:
             shape = (-(-shape[0] // 16) * 16, shape[1]) if number else (8, 8)
         added = 0 if pattern == "nothing" else (number + number // 3) % 3
         by_rows = (number % 2 == 0, number // 2 % 2 == 0)
-        wide, given = op == "sell_mv" and number % 2 == 1, number % 5 != 3
+        wide, has_out = op == "sell_mv" and number % 2 == 1, number % 5 != 3
         tf32 = op == "blocked_ell_mm" and dtype is F32 and row.min_arch != HOST
-        form = Form(pattern, shape, size, wide, alpha * turn, beta * turn, added, by_rows, given, tf32)
+        form = Form(pattern, shape, size, wide, alpha * turn, beta * turn, added, by_rows, has_out, tf32)
         listed.append(MadeCase(f"{dtype}-{row.dtypes[1]}-{number}", partial(check, op, dtype, row.dtypes[1], form)))
     return listed
 
@@ -107,7 +107,7 @@ def check(op: str, dtype: Dtype, out: Dtype, form: Form, name: str, device: Devi
         fields |= {kind.added: memory.view, "beta": form.beta}
         if form.added > 1:
             fields["out"], written = memory.view, (memory,)
-    if form.added < 2 and (form.given or out is not dtype):
+    if form.added < 2 and (form.has_out or out is not dtype):
         memory = place_operand(poison(out, shape), by_rows=form.by_rows[1])
         fields["out"], written = memory.view, (memory,)
     request = kind(**fields)

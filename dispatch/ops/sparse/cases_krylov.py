@@ -55,24 +55,24 @@ class Form(NamedTuple):
     scale: str = "none"  # drawn, jacobi, ilu0, ic0, blocks
     rtol: float = 1e-5
     atol: float = 0.0
-    given: bool = False
+    has_out: bool = False
     size: int = 0  # of blocks
     order: tuple[int, ...] = (0, 2, 1)  # of their axes in memory
 
 
 FORMS = (
     Form("2d Poisson"),
-    Form("3d Poisson", wide=True, start="drawn", given=True),
+    Form("3d Poisson", wide=True, start="drawn", has_out=True),
     Form("graph Laplacian", base=1, start="in place", scale="drawn"),
     Form("2d Poisson", CSC, scale="jacobi", rtol=1e-4),
-    Form("3d Poisson", COO, base=1, rtol=0.0, atol=1e-3, given=True),
+    Form("3d Poisson", COO, base=1, rtol=0.0, atol=1e-3, has_out=True),
     Form("graph Laplacian", BSR, wide=True, scale="drawn"),
     Form("3d Poisson", CSR, base=1, scale="jacobi", start="drawn"),
     Form("3d Poisson", scale="ilu0", start="drawn"),
-    Form("graph Laplacian", base=1, scale="ic0", given=True),
+    Form("graph Laplacian", base=1, scale="ic0", has_out=True),
     Form("2d Poisson", scale="ilu0", start="in place", rtol=1e-6),
     Form("2d Poisson", scale="blocks", size=4, rtol=1e-6),
-    Form("3d Poisson", COO, base=1, wide=True, start="drawn", scale="blocks", given=True, size=7, order=(0, 1, 2)),
+    Form("3d Poisson", COO, base=1, wide=True, start="drawn", scale="blocks", has_out=True, size=7, order=(0, 1, 2)),
     Form("graph Laplacian", BSR, start="in place", scale="blocks", size=4),
     Form("3d Poisson", CSC, scale="blocks", size=9, order=(2, 1, 0)),
     Form("graph Laplacian", base=1, start="drawn", scale="blocks", size=1, atol=1e-4),
@@ -184,7 +184,7 @@ def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.
         if form.scale == "ic0":  # of a matrix for which IC(0) exists, at A's places
             parts_of_a["values"] = device.array(stored(mask, definite(dense), CSR, form.base, index)[0])
         place_operand("M", evaluate_incomplete(FACTORED[form.scale](**parts_of_a), EXACT)["out"])
-    if form.given:
+    if form.has_out:
         written = (*written, place_operand("out", poison(dtype, (n,))))
     near = 30 if dtype in (F32, C64) else 1  # far enough from roundoff for a meaningful residual
     choices = {

@@ -28,16 +28,16 @@ class Form(NamedTuple):
     batch: int
     weak: bool = False
     in_place: bool = False
-    given: bool = True
+    has_out: bool = True
 
 
 FORMS = (
     Form(6, 5),
     Form(3, 1, in_place=True),
-    Form(20, 33, weak=True, given=False),
+    Form(20, 33, weak=True, has_out=False),
     Form(64, 7, in_place=True),
     Form(100, 3, weak=True),
-    Form(4, 128, given=False),
+    Form(4, 128, has_out=False),
     Form(9, 0),
 )
 
@@ -67,7 +67,7 @@ def check(dtype: Dtype, form: Form, name: str, device: Device, rng: np.random.Ge
     written: tuple[GuardedBuffer, ...] = ()
     if form.in_place:
         request, written = request.replace(out=right.view), (right,)
-    elif form.given:
+    elif form.has_out:
         out = place(device, poison(dtype, (form.n, form.batch)))
         request, written = request.replace(out=out.view), (out,)
     expected = evaluate(request, EXACT)

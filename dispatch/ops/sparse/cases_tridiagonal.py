@@ -31,20 +31,20 @@ class Form(NamedTuple):
     weak: bool = False  # a diagonal of small elements, which needs pivoting
     by_rows: bool = False  # only b; x is column-major
     in_place: bool = False
-    given: bool = True
+    has_out: bool = True
 
 
 FORMS = (
     Form((20,), (20, 3)),
-    Form((20,), (20,), given=False),
+    Form((20,), (20,), has_out=False),
     Form((3,), (3, 1), in_place=True),
     Form((65,), (65, 4), weak=True),
     Form((65,), (65, 4), pivoting=False, by_rows=True),
     Form((33,), (33,), pivoting=False, in_place=True),
-    Form((100,), (100, 2), by_rows=True, weak=True, given=False),
+    Form((100,), (100, 2), by_rows=True, weak=True, has_out=False),
     Form((7, 12), (7, 12), pivoting=False),
     Form((1, 40), (1, 40), pivoting=False, in_place=True),
-    Form((50, 5), (50, 5), pivoting=False, given=False),
+    Form((50, 5), (50, 5), pivoting=False, has_out=False),
     Form((20,), (20, 0)),
     Form((0, 9), (0, 9), pivoting=False),
 )
@@ -80,7 +80,7 @@ def check(dtype: Dtype, form: Form, name: str, device: Device, rng: np.random.Ge
     written: tuple[GuardedBuffer, ...] = ()
     if form.in_place:
         request, written = request.replace(out=right.view), (right,)
-    elif form.given:
+    elif form.has_out:
         out = place(device, poison(dtype, form.b), order, 0 if batch else 2)
         request, written = request.replace(out=out.view), (out,)
     expected = evaluate(request, EXACT)

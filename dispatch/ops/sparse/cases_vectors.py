@@ -46,7 +46,7 @@ class Form(NamedTuple):
     alpha: complex
     beta: complex
     apart: bool
-    given: bool
+    has_out: bool
 
 
 def vector_cases(row: Row) -> list[MadeCase]:
@@ -95,7 +95,7 @@ def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.
         changed = {output: memories[name] for output, name in sorted(kind.in_place)}
         request = request.replace(**{output: memory.view for output, memory in changed.items()})
         written = tuple(changed.values())
-    elif form.given:
+    elif form.has_out:
         request, written = with_outputs(request, lambda values: place(device, values, None, 2))
     with np.errstate(all="ignore"):
         expected = evaluate(request, EXACT)

@@ -41,7 +41,7 @@ extern "C" __global__ void look_at_solutions(const REAL* b, const REAL* x, unsig
     }
 }
 """
-MOST_BLOCKS = 1056  # 8 for each of 132 multiprocessors; threads loop over the rest
+MAX_BLOCKS = 1056  # 8 for each of 132 multiprocessors; threads loop over the rest
 
 
 class BatchedPlan(CudssPlan):
@@ -89,7 +89,7 @@ class BatchedPlan(CudssPlan):
         driver.cuMemsetD8Async(at, 0, flags.nbytes, stream)
         arguments = (*map(ctypes.c_void_p, (b, x, at)), ctypes.c_int64(self._numbers), ctypes.c_int64(numbers))
         pointers = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
-        blocks = min(-(-numbers // THREADS), MOST_BLOCKS)
+        blocks = min(-(-numbers // THREADS), MAX_BLOCKS)
         function, grid = ctypes.c_void_p(self._function), (blocks, 1, 1, THREADS, 1, 1)
         check(
             self._executor, driver.cuLaunchKernel.unchecked(function, *grid, 0, self._executor.target, pointers, None)

@@ -50,7 +50,7 @@ extern "C" __global__ void look_at_each(
     }
 }
 """
-MOST_BLOCKS = 1 << 16
+MAX_BLOCKS = 1 << 16
 
 
 class ListPlan(Plan):
@@ -141,7 +141,7 @@ class ListPlan(Plan):
         lists = (*self._factors.b_and_x, *self._counts.addresses)
         arguments = (*lists, ctypes.c_void_p(at), ctypes.c_int64(count))
         pointers = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
-        function, grid = ctypes.c_void_p(self._function), (min(count, MOST_BLOCKS), 1, 1, THREADS, 1, 1)
+        function, grid = ctypes.c_void_p(self._function), (min(count, MAX_BLOCKS), 1, 1, THREADS, 1, 1)
         check(
             self._executor, driver.cuLaunchKernel.unchecked(function, *grid, 0, self._executor.target, pointers, None)
         )

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["RefinedPlan"]
 
 KERNELS = ("narrow_values", "begin_residual", "take_off_product", "narrow_residual", "add_correction")
-MOST_STEPS = 10
-ROUNDOFF, LEAST_ROUNDOFFS = 2.0**-52, 16
+MAX_STEPS = 10
+ROUNDOFF, MIN_ROUNDOFFS = 2.0**-52, 16
 ALIGNMENT = 256  # bytes at which each part of memory begins
 DOUBLE_BYTES = 8
 
@@ -47,9 +47,9 @@ class RefinedPlan(CudssPlan):
         super().__init__(request, executor, row)
         self._full_factors: Factors | None = None
         self._rejected: Any = None  # the stamp and the values for which factors of f32 did not suffice
-        self._steps = MOST_STEPS if request.refinements is None else request.refinements
+        self._steps = MAX_STEPS if request.refinements is None else request.refinements
         spec, is_complex = self._spec, request.values.dtype.is_complex
-        self._tolerance = max(LEAST_ROUNDOFFS, math.sqrt(spec.n)) * ROUNDOFF
+        self._tolerance = max(MIN_ROUNDOFFS, math.sqrt(spec.n)) * ROUNDOFF
         conj = is_complex and request.assume_a in (SparseKind.HER, SparseKind.POS)
         chosen = options(request, spec.view, conj=conj)
         self._functions = {name: loaded(SOURCE, name, chosen, executor.device) for name in KERNELS}

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["plan"]
 
-MOST_BATCHES = 65_535  # of a call of cusparseSpMM, according to its documentation
+MAX_BATCHES = 65_535  # of a call of cusparseSpMM, according to its documentation
 VECTOR = 16  # bytes: the alignment of sums
 
 
@@ -128,7 +128,7 @@ class BatchPlanMaker(PlanMaker):
         # For COO with separate indices cuSPARSE 12.6 gave wrong sums on an H200.
         together = columns == values and rows == 0 and (values == 0 or request.form.format != SparseFormat.COO)
         is_valid_stride = values == 0 or values >= request.values.shape[-1]  # else the library refuses the stride
-        is_one_call = together and is_valid_stride and request.trans is Operation.N and request.batch <= MOST_BATCHES
+        is_one_call = together and is_valid_stride and request.trans is Operation.N and request.batch <= MAX_BATCHES
         return request.batch > 1 and not is_one_call
 
     def batch_stride(self, name: str) -> int:

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 __all__ = ["BatchedSpsolveRequest", "SparseFactorMemory", "SparseFactorPrecision", "SparseKind", "SpsolveRequest"]
 
-MOST_STAMP = 2**62
-MOST_BYTES = 2**62
-MOST_REFINEMENTS = 2**31 - 1
-MOST_BATCH = 2**31 - 1
+MAX_STAMP = 2**62
+MAX_BYTES = 2**62
+MAX_REFINEMENTS = 2**31 - 1
+MAX_BATCH = 2**31 - 1
 
 
 class SparseKind(Choice):
@@ -125,14 +125,14 @@ class SpsolveRequest(SparseRequest["tuple[Tensor, Tensor]"]):
             hint = 'assume_a="sym", "her" or "pos"'
             raise BadRequest("uplo", self.uplo.name, "None for a general matrix", hint)
         if self.stamp is not None:
-            check_int("stamp", self.stamp, 0, MOST_STAMP)
+            check_int("stamp", self.stamp, 0, MAX_STAMP)
         if self.device_memory is not None:
             if not self.is_hybrid:
                 wanted = "None, because all factors are in the GPU's memory"
                 raise BadRequest("device_memory", str(self.device_memory), wanted, 'memory="hybrid"')
-            check_int("device_memory", self.device_memory, 1, MOST_BYTES)
+            check_int("device_memory", self.device_memory, 1, MAX_BYTES)
         if self.refinements is not None:
-            check_int("refinements", self.refinements, 0, MOST_REFINEMENTS)
+            check_int("refinements", self.refinements, 0, MAX_REFINEMENTS)
         if self.precision is not None and self.values.dtype not in (F64, C128):
             raise BadRequest(
                 "precision", "F32", f"None for {self.values.dtype}", "only f64 and c128 have a lower precision"
@@ -150,7 +150,7 @@ class SpsolveRequest(SparseRequest["tuple[Tensor, Tensor]"]):
         return (*super().arguments(outputs), -1.0 if self.stamp is None else self.stamp)
 
     def named_arguments(self) -> NamedArguments:
-        free = {} if self.stamp is None else {"stamp": Number(0, MOST_STAMP, is_whole=True)}
+        free = {} if self.stamp is None else {"stamp": Number(0, MAX_STAMP, is_whole=True)}
         return NamedArguments((*self.reads, *self.writes, "stamp"), free, self.in_place)
 
 
@@ -184,7 +184,7 @@ class BatchedSpsolveRequest(SpsolveRequest):
         if self.form.format != SparseFormat.CSR:
             kind = SparseFormat(self.form.format)  # type: ignore[arg-type]  # it is a member since it was checked
             raise BadRequest("form.format", kind.name, "CSR", "csr2csc converts from CSC")
-        if self.values.ndim != len(("batch", "nnz")) or not 0 < self.batch <= MOST_BATCH:
+        if self.values.ndim != len(("batch", "nnz")) or not 0 < self.batch <= MAX_BATCH:
             hint = "for one matrix use spsolve" if self.values.ndim == 1 else ""
             raise BadRequest("values", str(self.values.layout), "(batch, nnz) of at least one matrix", hint)
         if self.values.size > 1 and not self.values.layout.is_contiguous:

@@ -19,7 +19,7 @@ from dispatch.device.frameworks.frameworks import adopt
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
 from dispatch.keys import I32, member
-from dispatch.ops.sparse.direct import MOST_BATCH, MOST_REFINEMENTS, MOST_STAMP, SparseKind
+from dispatch.ops.sparse.direct import MAX_BATCH, MAX_REFINEMENTS, MAX_STAMP, SparseKind
 from dispatch.ops.sparse.form import SparseForm, SparseFormat, check_form, check_parts
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ class BatchedSpsolveListRequest(Request["tuple[Tensor, ...]"]):
     def _check_tensors(self) -> None:
         """BadRequest unless all lists have the same length and hold tensors on one live device."""
         counts = {name: len(getattr(self, name)) for name in (*LISTS, "form") if getattr(self, name) is not None}
-        if len(set(counts.values())) > 1 or not 0 < self.batch <= MOST_BATCH:
+        if len(set(counts.values())) > 1 or not 0 < self.batch <= MAX_BATCH:
             listed = ", ".join(f"{count} of {name}" for name, count in counts.items())
             raise BadRequest("values", listed, "as many of each, and at least one")
         for name, tensor, _ in self.tensors():
@@ -243,9 +243,9 @@ class BatchedSpsolveListRequest(Request["tuple[Tensor, ...]"]):
         if isinstance(self.uplo, FillMode) and member(self.assume_a) is SparseKind.GEN:
             raise BadRequest("uplo", self.uplo.name, "None for general matrices", 'assume_a="sym", "her" or "pos"')
         if self.stamp is not None:
-            check_int("stamp", self.stamp, 0, MOST_STAMP)
+            check_int("stamp", self.stamp, 0, MAX_STAMP)
         if self.refinements is not None:
-            check_int("refinements", self.refinements, 0, MOST_REFINEMENTS)
+            check_int("refinements", self.refinements, 0, MAX_REFINEMENTS)
 
     def _check_outputs(self) -> None:
         """BadRequest unless the caller's outputs fit, and share no memory with other operands."""

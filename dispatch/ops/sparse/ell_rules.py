@@ -12,7 +12,7 @@ ALIGNMENT = 16  # bytes; tensor cores load operands in such units
 def added_elements(request: Any) -> str:
     """A matrix with elements if something is added; without elements the result would be zeros."""
     empty = not request.values.size or not (request.x if request.op == "sell_mv" else request.b).size
-    return "needs a matrix with elements where something is added, has none" if empty and request.reads_added else ""
+    return "needs a matrix with elements if an operand is added, has none" if empty and request.reads_added else ""
 
 
 def power_of_2_blocks(request: Any) -> str:

@@ -38,7 +38,7 @@ __all__ += ["LinAlgError", "bicgstab", "cg", "gmres", "minres"]
 
 N = Operation.N
 BATCH = 3  # axes
-MOST_COUNTED = 1024
+MAX_COUNTED = 1024
 _known_nnz: dict[tuple[SparseForm, SparseForm], int] = {}  # the elements of products of fixed patterns
 _stamps = count(1)
 
@@ -168,7 +168,7 @@ def count_product(
     nnz = _known_nnz.get(forms)
     if nnz is None:
         nnz = int(ops.spgemm_nnz(*operands).item())
-        while len(_known_nnz) >= MOST_COUNTED:
+        while len(_known_nnz) >= MAX_COUNTED:
             _known_nnz.pop(next(iter(_known_nnz)), None)
         _known_nnz[forms] = nnz
     return nnz, None

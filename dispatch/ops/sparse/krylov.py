@@ -20,14 +20,14 @@ from dispatch.ops.sparse.products import check_algorithm
 if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
 
-__all__ = ["BREAKDOWN", "MOST_BLOCK", "NOT_FINITE", "STAGNATED"]
+__all__ = ["BREAKDOWN", "MAX_BLOCK", "NOT_FINITE", "STAGNATED"]
 __all__ += ["BicgstabRequest", "CgRequest", "GmresRequest", "KrylovRequest", "MinresRequest", "Preconditioner"]
 
 BREAKDOWN, NOT_FINITE, STAGNATED = -1, -2, -3
 REALS = {C64: F32, C128: F64}
-MOST_ITERATIONS = 2**31 - 1
-MOST_RESTART = 256
-MOST_BLOCK = 32  # the most rows of a block
+MAX_ITERATIONS = 2**31 - 1
+MAX_RESTART = 256
+MAX_BLOCK = 32  # the most rows of a block
 
 
 class Preconditioner(Choice):
@@ -102,7 +102,7 @@ class KrylovRequest(SparseRequest["tuple[Tensor, Tensor, Tensor, Tensor]"]):
             check_number(name, getattr(self, name), low=0.0)
         check_algorithm(self.form.format, self.algorithm)
         if self.maxiter is not None:
-            check_int("maxiter", self.maxiter, 1, MOST_ITERATIONS)
+            check_int("maxiter", self.maxiter, 1, MAX_ITERATIONS)
         if self.is_factored:
             self.check_factors()
             return
@@ -134,9 +134,9 @@ class KrylovRequest(SparseRequest["tuple[Tensor, Tensor, Tensor, Tensor]"]):
             raise BadRequest("M", "None", "the inverses that the request block_jacobi returns for A and a block_size")
         n, shape = self.form.shape[0], self.M.shape
         size = shape[-1] if len(shape) == len(("block", "row", "column")) else 0
-        if not 0 < size <= MOST_BLOCK or shape != (-(-n // size), size, size):
+        if not 0 < size <= MAX_BLOCK or shape != (-(-n // size), size, size):
             wanted = (
-                f"{self.values.dtype}[blocks, size, size] with as many blocks as {n} rows need, size 1 to {MOST_BLOCK}"
+                f"{self.values.dtype}[blocks, size, size] with as many blocks as {n} rows need, size 1 to {MAX_BLOCK}"
             )
             raise BadRequest("M", str(self.M.layout), wanted, "block_jacobi(A, size) computes them")
 
@@ -156,7 +156,7 @@ class KrylovRequest(SparseRequest["tuple[Tensor, Tensor, Tensor, Tensor]"]):
     @property
     def limit(self) -> int:
         """The maximum number of iterations, or of cycles."""
-        return min(MOST_ITERATIONS, 10 * self.form.shape[0]) if self.maxiter is None else int(self.maxiter)
+        return min(MAX_ITERATIONS, 10 * self.form.shape[0]) if self.maxiter is None else int(self.maxiter)
 
     def outputs(self) -> dict[str, Output]:
         kind = self.values.dtype
@@ -217,7 +217,7 @@ class GmresRequest(KrylovRequest):
 
     def check_operands(self) -> None:
         super().check_operands()
-        check_int("restart", self.restart, 1, MOST_RESTART)
+        check_int("restart", self.restart, 1, MAX_RESTART)
 
     @property
     def length(self) -> int:

@@ -29,7 +29,7 @@ class KernelLaunch(NamedTuple):
 
     name: str
     blocks: int
-    given: tuple[Any, ...]
+    arguments: tuple[Any, ...]
 
 
 class Compression:
@@ -148,7 +148,7 @@ class CompressionPlan(Plan):
         self._launch(compression.filling_launch(args[0], base, *args[1:]))
 
     def _launch(self, launched: KernelLaunch) -> None:
-        arguments = (ctypes.c_void_p * len(launched.given))(*map(ctypes.addressof, launched.given))
+        arguments = (ctypes.c_void_p * len(launched.arguments))(*map(ctypes.addressof, launched.arguments))
         launch: Callable[..., int] = driver.cuLaunchKernel.unchecked
         function = ctypes.c_void_p(self._functions[launched.name])
         status = launch(function, launched.blocks, 1, 1, THREADS, 1, 1, 0, self._executor.target, arguments, None)

@@ -14,7 +14,7 @@ from cudabind import driver
 from cudabind.sys import cusparse
 from dispatch.core.request import Plan
 from dispatch.errors import Refused, WorkerFailed
-from dispatch.execute.while_graph import LEAST_DRIVER, Launched, WhileGraph
+from dispatch.execute.while_graph import MIN_DRIVER, Launched, WhileGraph
 from dispatch.libraries.cublas.calls import Constant
 from dispatch.libraries.cusolver.matrix import OperandPointer
 from dispatch.libraries.cusparse.calls import Call
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 __all__ = ["IterationLayout", "SolveParameters", "options", "plan"]
 
-THREADS, MOST_BLOCKS = 256, 256
+THREADS, MAX_BLOCKS = 256, 256
 STATE_BYTES = 256
-MOST_GRAPHS = 4  # of a plan; each is for one set of addresses of A
+MAX_GRAPHS = 4  # of a plan; each is for one set of addresses of A
 ALIGNMENT = 256
 TYPES = {4: "int", 8: "long long"}
 M = 5  # the index of the argument
@@ -78,7 +78,7 @@ def options(request: Any, threads: int = THREADS) -> tuple[str, ...]:
 class IterationLayout:
     """The layout of an iteration's memory: the sizes of its parts, and the parameters of kernels over it."""
 
-    def __init__(self, request: Any, threads: int = THREADS, most_blocks: int = MOST_BLOCKS) -> None:
+    def __init__(self, request: Any, threads: int = THREADS, most_blocks: int = MAX_BLOCKS) -> None:
         self.request, kind = request, request.values.dtype
         self.n = request.form.shape[0]
         self.restart = request.length if request.op == "gmres" else 0
@@ -121,7 +121,7 @@ def index_operands(request: Any) -> tuple[str, str]:
 
 def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of a request; Refused for drivers without while nodes."""
-    if driver.cuDriverGetVersion() < LEAST_DRIVER:
+    if driver.cuDriverGetVersion() < MIN_DRIVER:
         raise Refused("needs a driver of CUDA 12.4 or later, for a while node in a graph")
     return KrylovPlan(request, executor, row)
 
@@ -189,7 +189,7 @@ class KrylovPlan(Plan):
             matrix = (*matrix, arguments[M])
         cached = self._graphs.get(matrix)
         if cached is None:
-            while len(self._graphs) >= MOST_GRAPHS:
+            while len(self._graphs) >= MAX_GRAPHS:
                 del self._graphs[next(iter(self._graphs))]
             graph, factors = self._make_graph(arguments)
         else:

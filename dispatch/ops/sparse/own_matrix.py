@@ -36,7 +36,7 @@ __all__ = ["COMPUTE", "DenseOperand", "launch", "plan"]
 COMPUTE = {dtype: dtype for dtype in (F32, F64, C64, C128)}
 COUNTER, PART = 4, 256  # bytes: of a counter, and the alignment of sums
 PARTIAL_SUMS = 2  # of a block: of a row that began in an earlier block, and of one that continues in the next
-MOST_BLOCKS = 2**31 - 1  # of a launch
+MAX_BLOCKS = 2**31 - 1  # of a launch
 MATRIX = 2  # axes
 # From so many columns on, B is copied to row-major if it is column-major, provided that A has at least one element for
 # each row of B. Each element of a column-major B that a row of A reads is in another sector of 32 bytes; in a row-major
@@ -50,12 +50,12 @@ class Launch(NamedTuple):
     kernel: tuple[str, str, tuple[str, ...]]
     extents: tuple[int, int]
     filled: list[tuple[Any, int | None]]
-    given: tuple[Any, ...]
+    arguments: tuple[Any, ...]
     scratch: Tensor | None
 
     def plan(self, executor: CudaExecutor, row: Row) -> Plan:
         """The plan of this launch alone."""
-        return LaunchPlan(executor, row, self.kernel, self.extents, self.filled, self.given, self.scratch)
+        return LaunchPlan(executor, row, self.kernel, self.extents, self.filled, self.arguments, self.scratch)
 
 
 class DenseOperand(NamedTuple):
@@ -71,7 +71,7 @@ class LaunchWithScratch(LaunchStep):
     __slots__ = ("_scratch",)
 
     def __init__(self, executor: CudaExecutor, launched: Launch) -> None:
-        super().__init__(executor, launched.kernel, launched.extents, launched.filled, launched.given)
+        super().__init__(executor, launched.kernel, launched.extents, launched.filled, launched.arguments)
         self._scratch = launched.scratch
 
 
@@ -121,8 +121,8 @@ def launch(request: Any, executor: CudaExecutor, operators: str, b: DenseOperand
     shape = shape_of(vector, columns, tile.element_lanes)
     blocks, tiles = -(-(rows + count) // tile.steps), -(-columns // shape.wide)
     parts = tiles * batch
-    if blocks * parts > MOST_BLOCKS:
-        raise Refused(f"needs at most {MOST_BLOCKS:,} blocks of {tile.steps} rows and elements, has {blocks * parts:,}")
+    if blocks * parts > MAX_BLOCKS:
+        raise Refused(f"needs at most {MAX_BLOCKS:,} blocks of {tile.steps} rows and elements, has {blocks * parts:,}")
     widths = getattr(request, offsets).dtype.itemsize, getattr(request, places).dtype.itemsize
     wide = is_vectorizable(added, vector), is_vectorizable(out, vector)
     numbers = getattr(request, "numbers", ())

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BatchStrides", "DenseOperand", "load_widths", "plan", "sampling_step"]
 
-LEAST_LANES, MOST_LANES = 4, 32
+MIN_LANES, MAX_LANES = 4, 32
 LOADS = 2  # the least number of loads per lane, for each row and column
 ONE_MATRIX, ONE_VECTOR = 2, 1  # axes, without that of a batch
 
@@ -80,8 +80,8 @@ def load_widths(request: Any, x: DenseOperand, y: DenseOperand) -> tuple[int, in
         or terms % vector
     ):
         vector //= 2
-    lanes = LEAST_LANES
-    while lanes < MOST_LANES and lanes * vector * LOADS < terms:
+    lanes = MIN_LANES
+    while lanes < MAX_LANES and lanes * vector * LOADS < terms:
         lanes *= 2
     return vector, lanes
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["DIAGONALS", "GpsvRequest"]
 
 DIAGONALS = {"ds": -2, "dl": -1, "d": 0, "du": 1, "dw": 2}  # and how far they are from the main one
-LEAST = 3  # unknowns
+MIN_UNKNOWNS = 3  # unknowns
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,9 +52,9 @@ class GpsvRequest(OperandRequest["Tensor"]):
 
     def check_fields(self) -> None:
         d = self.d
-        if d.ndim != 2 or d.shape[0] < LEAST:
+        if d.ndim != 2 or d.shape[0] < MIN_UNKNOWNS:
             hint = "x[:, None] is a batch of one" if d.ndim == 1 else ""
-            raise BadRequest("d", str(d.layout), f"(n, batch), with at least {LEAST} unknowns", hint)
+            raise BadRequest("d", str(d.layout), f"(n, batch), with at least {MIN_UNKNOWNS} unknowns", hint)
         for name in self.reads:
             tensor: Tensor = getattr(self, name)
             if tensor.shape != d.shape:

@@ -24,13 +24,13 @@ __all__ += ["sparse_vectors", "spgemm_reuse", "square_blocks", "triangular_forma
 __all__ += ["with_elements"]
 
 MAX_INT = 2**31 - 1
-LEAST = 3  # the least number of unknowns of gtsv2
+MIN_UNKNOWNS = 3  # the least number of unknowns of gtsv2
 # Up to this size of a product with a vector this library's kernel was faster for every pattern. On an H200 it took 0.68
 # of cuSPARSE's time at 10^5 elements in f64, at worst 0.87; at 10^6 0.97, at worst 1.2, and at 10^7 1.2 to 1.8.
-MOST_STEPS = 2**18
+MAX_STEPS = 2**18
 # From so many columns of B on, this library's kernel computes SpMM of any size: for 2 to 32 it took 0.22 to 0.43 of
 # cuSPARSE's time on an H200 (10^6 and 10^7 elements in f32), for 128 columns 0.76, for one 1.2 to 1.5.
-LEAST_COLUMNS = 2
+MIN_COLUMNS = 2
 
 
 def aligned(request: Any) -> str:
@@ -113,18 +113,18 @@ def default_algorithm(request: Any) -> str:
 def few_elements(request: Any) -> str:
     """Few enough rows and elements for a single launch to be faster; any number if the request names the library."""
     steps = request.layout_of("out").size + request.values.shape[0]
-    if steps <= MOST_STEPS or request.library == "own" or request.autotune:
+    if steps <= MAX_STEPS or request.library == "own" or request.autotune:
         return ""
-    return f"needs at most {MOST_STEPS:,} rows and elements, or library own or autotune, has {steps:,}"
+    return f"needs at most {MAX_STEPS:,} rows and elements, or library own or autotune, has {steps:,}"
 
 
 def enough_columns(request: Any) -> str:
     """A B of several columns, or few rows and elements; any number if the request names the library."""
     out = request.layout_of("out")
     steps, columns = out.shape[-2] + request.values.shape[0], out.shape[-1]
-    if columns >= LEAST_COLUMNS or steps <= MOST_STEPS or request.library == "own" or request.autotune:
+    if columns >= MIN_COLUMNS or steps <= MAX_STEPS or request.library == "own" or request.autotune:
         return ""
-    return f"needs at least {LEAST_COLUMNS} columns of b, or library own or autotune, has {columns}"
+    return f"needs at least {MIN_COLUMNS} columns of b, or library own or autotune, has {columns}"
 
 
 def dense_vectors(request: Any) -> str:
@@ -273,8 +273,8 @@ def sparse_vectors(request: Any) -> str:
 def tridiagonal(request: Any) -> str:
     """Contiguous diagonals and batches, column-major results, and at least three unknowns."""
     n = request.d.shape[-1]
-    if n < LEAST:
-        return f"needs at least {LEAST} unknowns, has {n}"
+    if n < MIN_UNKNOWNS:
+        return f"needs at least {MIN_UNKNOWNS} unknowns, has {n}"
     for name in ("dl", "d", "du", *(("b", "out") if request.is_batch else ())):
         layout = request.layout_of(name)
         if name != "b" and layout.size > 1 and not layout.is_contiguous:

@@ -9,7 +9,7 @@ __all__ = ["Shape", "Tile", "shape_of", "tile_of"]
 LANES = 32  # lanes of a warp
 # Work beyond which blocks are twice as large: with fewer they would not fill 132 multiprocessors several times.
 TILES = ((2**19, 256), (2**22, 512))
-LEAST_STEPS, MOST_STEPS = 256, 1024
+MIN_STEPS, MAX_STEPS = 256, 1024
 COLUMNS = 64  # columns of B per unit of work
 
 
@@ -50,8 +50,8 @@ class Shape(NamedTuple):
 def tile_of(rows: int, count: int, columns: int, batch: int = 1) -> Tile:
     """The tile for so many matrices, each with so many rows and elements, and so many columns of B."""
     work = (rows + count) * max(1, columns // COLUMNS) * batch
-    steps = next((steps for most, steps in TILES if work <= most), MOST_STEPS)
-    while batch > 1 and steps > LEAST_STEPS and steps >= 2 * (rows + count):  # a block belongs to one matrix
+    steps = next((steps for most, steps in TILES if work <= most), MAX_STEPS)
+    while batch > 1 and steps > MIN_STEPS and steps >= 2 * (rows + count):  # a block belongs to one matrix
         steps //= 2
     lanes = 1
     while lanes * 2 * columns <= LANES and lanes * 4 * rows <= count:  # two elements for each lane, on average

@@ -197,7 +197,7 @@ class Draw:
             if form.added > 1 and self.c is self.d:
                 self.fields["out"], self.written = memory.view, (memory,)
                 return
-        if form.given or form.added:
+        if form.has_out or form.added:
             out = place_operand(self.device, poison(self.d, shape), by_rows=by_rows)
             self.fields["out"], self.written = out.view, (out,)
         else:

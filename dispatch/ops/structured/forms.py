@@ -41,7 +41,7 @@ class Form(NamedTuple):
     vectors: int  # whether alpha is a vector; 2 is beta, too
     activation: Activation24
     more: tuple[tuple[str, Any], ...]
-    given: bool
+    has_out: bool
 
 
 def forms(row: Row) -> list[Form]:
@@ -67,7 +67,7 @@ def forms(row: Row) -> list[Form]:
                 vectors=(number + number // 4) % 3,
                 activation=activation,
                 more=more,
-                given=number % 4 != 0,
+                has_out=number % 4 != 0,
             )
         )
     return all_forms

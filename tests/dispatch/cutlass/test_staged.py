@@ -148,7 +148,7 @@ def test_a_product_writes_its_output_and_nothing_beside_it(
 
 def test_what_a_tree_stores_is_written_and_nothing_beside_it(host, executor, kernels, copies, rng):
     tree = evt.store(evt.store(evt.accumulator(), "wide", F32), "narrow", BF16)
-    case = Case("tree", (BF16,) * 4, (37, 53, 29), None, tree=tree, given=True, batch=(BATCH,))
+    case = Case("tree", (BF16,) * 4, (37, 53, 29), None, tree=tree, has_out=True, batch=(BATCH,))
     request, memories = case._request(host, rng)
     row = next(row for row in dp.TABLE.of("matmul") if row.function == "GemmUniversal")
     kernels(tma({"out": 2, "wide": 4, "narrow": 2}, "row"))

@@ -22,7 +22,7 @@ spec.loader.exec_module(libraries)
 library, torch, host = libraries.library, libraries.torch, libraries.host
 
 ROWS = [row for row in dp.TABLE if row.min_arch == HOST]
-MOST_TRIED = 12  # cases of a row, for one that every library can be given
+MAX_TRIED = 12  # cases of a row, for one that every library can be given
 F8 = ml_dtypes.float8_e4m3fn
 NARROW = ("f64", "f32", "f16", "i32", "i8")  # what all libraries have
 LIBRARIES = ("torch", "numpy", "jax", "tvm_ffi")
@@ -96,7 +96,7 @@ def open_request(request):
 
 def runs(row, host, rng):
     """A request of the row with operands that any library may have, and its result; None where no case has such."""
-    for case in cases_of(row)[:MOST_TRIED]:
+    for case in cases_of(row)[:MAX_TRIED]:
         request = case.request(host, rng)
         if refusals(row, request, request.signature()) and getattr(request, "library", "") is None:
             request = replace(request, library=row.stands_for or row.library)  # of one that is asked only by its name

@@ -100,7 +100,7 @@ def dev(monkeypatch):
     for kind in torch_s.TYPES:
         monkeypatch.setitem(frameworks._known, kind, there)
     for ways in every_ways():
-        monkeypatch.setattr(ways, "made", {})
+        monkeypatch.setattr(ways, "lookups", {})
         ways.clear()
     yield device
     device.close()

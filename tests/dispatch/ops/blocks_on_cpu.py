@@ -34,10 +34,10 @@ static inline int ilogb(float x) { return ilogbf(x); }
 #define __launch_bounds__(threads, blocks)
 static Place gridDim;
 // A thread's stack is entered by `setcontext`, which asks the system, once; jumps, which do not, leave and resume it.
-static const unsigned MOST_THREADS = 1024, STACK_BYTES = 1 << 16;
-static jmp_buf scheduler, resumed[MOST_THREADS];
-static bool is_begun[MOST_THREADS], is_done[MOST_THREADS];
-static char* const stacks = (char*)malloc(MOST_THREADS * STACK_BYTES);
+static const unsigned MAX_THREADS = 1024, STACK_BYTES = 1 << 16;
+static jmp_buf scheduler, resumed[MAX_THREADS];
+static bool is_begun[MAX_THREADS], is_done[MAX_THREADS];
+static char* const stacks = (char*)malloc(MAX_THREADS * STACK_BYTES);
 static void (*body)(const void*);
 static const void* values;
 static void __syncthreads()
@@ -129,7 +129,7 @@ template <class E> static E __ldcg(const E* at) { return *at; }
 
 # Memory whose size a launch tells.
 DYNAMIC = re.compile(r"extern __shared__ (\w+) (\w+)\[\];")
-MOST_DYNAMIC = 1 << 17  # bytes
+MAX_DYNAMIC = 1 << 17  # bytes
 
 
 class InBlocks(kernels_on_cpu.OnCpu):
@@ -157,7 +157,7 @@ extern "C" void run_{function}(unsigned blocks, unsigned threads, {", ".join(par
 }}
 """
             name = self.folder / f"blocks{len(self.known)}"
-            source = DYNAMIC.sub(rf"static \1 \2[{MOST_DYNAMIC} / sizeof(\1)];", source.replace(NUMBERS, ""))
+            source = DYNAMIC.sub(rf"static \1 \2[{MAX_DYNAMIC} / sizeof(\1)];", source.replace(NUMBERS, ""))
             text = kernels_on_cpu.BEFORE + BEFORE + source + behind
             self.known[key] = ctypes.CDLL(kernels_on_cpu.by_gcc.built(name, text, "-O0", *options))
         return self.known[key]

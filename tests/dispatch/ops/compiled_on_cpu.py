@@ -47,12 +47,12 @@ static Place its_place()
 #define blockIdx its_place()
 static void wait_at(unsigned place, unsigned count)
 {
-    static unsigned there[MOST_THREADS + 1], turns[MOST_THREADS + 1];
+    static unsigned there[MAX_THREADS + 1], turns[MAX_THREADS + 1];
     const unsigned turn = turns[place];
     if (++there[place] == count) there[place] = 0, ++turns[place];
     else while (turns[place] == turn) __syncthreads();
 }
-#define __syncthreads() wait_at(MOST_THREADS, blockDim.x)
+#define __syncthreads() wait_at(MAX_THREADS, blockDim.x)
 static void of_some(unsigned lanes)
 {
     wait_at(threadIdx.x / 32 * 32 + __builtin_ctz(lanes), __builtin_popcount(lanes));
@@ -63,7 +63,7 @@ static int __popc(unsigned x) { return __builtin_popcount(x); }
 static int atomicAdd(int* at, int x) { const int old = *at; *at += x; return old; }
 template <class E> static E of_thread(unsigned lanes, E x, unsigned thread)
 {
-    static E given[MOST_THREADS];
+    static E given[MAX_THREADS];
     given[threadIdx.x] = x;
     of_some(lanes);
     const E theirs = given[thread];

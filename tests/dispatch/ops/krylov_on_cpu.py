@@ -16,7 +16,7 @@ spec = importlib.util.spec_from_file_location("blocks_on_cpu", Path(__file__).wi
 blocks_on_cpu = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(blocks_on_cpu)
 
-THREADS, MOST_BLOCKS = 16, 3  # so few that threads have several elements, and sums come from several blocks
+THREADS, MAX_BLOCKS = 16, 3  # so few that threads have several elements, and sums come from several blocks
 FUNCTION = re.compile(r'extern "C" __global__ void __launch_bounds__\(THREADS, 1\) (\w+)\(Solve s\)')
 
 
@@ -55,7 +55,7 @@ extern "C" void run_{name}(unsigned blocks, unsigned threads, Solve s)
         """Begin, passes for as long as the state says so, finish; the memory holds NaN before."""
         chosen = options(request, THREADS)
         library = self.compiled_all(request.op, chosen)
-        layout = IterationLayout(request, THREADS, MOST_BLOCKS)
+        layout = IterationLayout(request, THREADS, MAX_BLOCKS)
         assert library.sizes(1) == ctypes.sizeof(SolveParameters)
         assert library.sizes(0) <= layout.starts[1]
         whole = np.full(layout.nbytes + 64, 0xFF, np.uint8)

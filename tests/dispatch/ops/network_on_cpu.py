@@ -22,16 +22,16 @@ BEFORE = """
 #define __grid_constant__
 static void wait_at(unsigned place, unsigned count)
 {
-    static unsigned there[MOST_THREADS_OF_BLOCK + 1], turns[MOST_THREADS_OF_BLOCK + 1];
+    static unsigned there[MAX_THREADS_OF_BLOCK + 1], turns[MAX_THREADS_OF_BLOCK + 1];
     const unsigned turn = turns[place];
     if (++there[place] == count) there[place] = 0, ++turns[place];
     else while (turns[place] == turn) __syncthreads();
 }
-#define __syncthreads() wait_at(MOST_THREADS_OF_BLOCK, blockDim.x)
+#define __syncthreads() wait_at(MAX_THREADS_OF_BLOCK, blockDim.x)
 static unsigned __umulhi(unsigned x, unsigned y) { return (unsigned long long)x * y >> 32; }
 template <class E> static E __shfl_down_sync(unsigned, E x, int by, int width)
 {
-    static E given[MOST_THREADS_OF_BLOCK];
+    static E given[MAX_THREADS_OF_BLOCK];
     given[threadIdx.x] = x;
     wait_at(threadIdx.x / 32, 32);
     const E theirs = threadIdx.x % width + by < unsigned(width) ? given[threadIdx.x + by] : x;
@@ -41,7 +41,7 @@ template <class E> static E __shfl_down_sync(unsigned, E x, int by, int width)
 """
 PARAMETERS = ("Pointers pointers", "const Axis* program", "int quads", "Number* apart")
 GUARD = 64  # bytes behind the memory of a plan, which nothing writes
-MOST_SHARED = 100 << 10
+MAX_SHARED = 100 << 10
 
 
 class OnCpu(blocks_on_cpu.InBlocks):
@@ -49,8 +49,8 @@ class OnCpu(blocks_on_cpu.InBlocks):
 
     def compiled(self, source, function, options, parameters):
         # The helpers have a constant that is the name of a macro of the kernel's.
-        kept = tuple(one for one in options if not one.startswith("-DMOST_THREADS="))
-        source = BEFORE.replace("MOST_THREADS_OF_BLOCK", "1024") + source
+        kept = tuple(one for one in options if not one.startswith("-DMAX_THREADS="))
+        source = BEFORE.replace("MAX_THREADS_OF_BLOCK", "1024") + source
         return super().compiled(source, function, kept, parameters)
 
 
@@ -107,6 +107,6 @@ def executor_on(on_cpu, monkeypatch):
         altered=lambda source: source,
         made=[],
         launched=[],
-        shared=MOST_SHARED,
+        shared=MAX_SHARED,
     )
     return made

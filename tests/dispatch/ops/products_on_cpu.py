@@ -35,7 +35,7 @@ template <class E> static E __ldcs(const E* at) { return *at; }
 static int __clz(unsigned x) { return x ? __builtin_clz(x) : 32; }
 static int __syncthreads_count(int is_one)
 {
-    static int count, round[MOST_THREADS];
+    static int count, round[MAX_THREADS];
     round[threadIdx.x] = is_one != 0;
     __syncthreads();
     count = 0;
@@ -45,7 +45,7 @@ static int __syncthreads_count(int is_one)
 }
 static unsigned __ballot_sync(unsigned, int is_one)
 {
-    static int given[MOST_THREADS];
+    static int given[MAX_THREADS];
     given[threadIdx.x] = is_one != 0;
     __syncthreads();
     unsigned found = 0;
@@ -55,7 +55,7 @@ static unsigned __ballot_sync(unsigned, int is_one)
 }
 template <class E> static E __shfl_up_sync(unsigned, E x, unsigned by)
 {
-    static E given[MOST_THREADS];
+    static E given[MAX_THREADS];
     given[threadIdx.x] = x;
     __syncthreads();
     const E theirs = threadIdx.x % 32 >= by ? given[threadIdx.x - by] : x;

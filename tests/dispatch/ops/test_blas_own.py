@@ -16,7 +16,15 @@ from dispatch.libraries.nvrtc import launching
 from dispatch.libraries.nvrtc.compiled import compiled
 from dispatch.ops.blas import level1_kernels
 from dispatch.ops.blas.cases import cases
-from dispatch.ops.blas.level1_kernels import COUNTER, LEAST, THREADS, Choice, choice_of, large_and_dense, own_level1
+from dispatch.ops.blas.level1_kernels import (
+    COUNTER,
+    MIN_ELEMENTS,
+    THREADS,
+    Choice,
+    choice_of,
+    large_and_dense,
+    own_level1,
+)
 from dispatch.table.own_blas import GPU_ROWS, HOST_ROWS
 from dispatch.table.select import select
 from dispatch.testing.roundoff import as_on_a_gpu
@@ -87,15 +95,15 @@ def test_large_dense_vectors_are_this_library_s_and_all_others_cublas_s(row, dev
     def taken(x, arch=H100, **given):
         return select(kind(*([x] * (1 + (row.op == "axpy"))), **given), arch)
 
-    long = dev.zeros((2 * LEAST,), dtype)
+    long = dev.zeros((2 * MIN_ELEMENTS,), dtype)
     assert taken(long) is row
-    assert taken(long[1 : LEAST + 1]) is row
+    assert taken(long[1 : MIN_ELEMENTS + 1]) is row
     assert taken(long, library="own") is row
     small, dense = (
         "needs vectors of 65536 elements or more, x has 65535",
         "Nearest that works: .*needs x dense, has .*copy it",
     )
-    for x, said in ((long[: LEAST - 1], small), (long[::2], dense), (long[::-1], dense)):
+    for x, said in ((long[: MIN_ELEMENTS - 1], small), (long[::2], dense), (long[::-1], dense)):
         assert taken(x).library == "cublas"
         with pytest.raises(NoRow, match=said):
             taken(x, library="own")
@@ -105,8 +113,8 @@ def test_large_dense_vectors_are_this_library_s_and_all_others_cublas_s(row, dev
 
 
 def test_what_begins_between_two_elements_is_refused(dev):
-    x = dev.zeros((LEAST + 1,), "f64")
-    apart = dp.Tensor(x.storage, x.ptr + 4, dev.layout(F64, (LEAST,), (1,), x.ptr + 4))
+    x = dev.zeros((MIN_ELEMENTS + 1,), "f64")
+    apart = dp.Tensor(x.storage, x.ptr + 4, dev.layout(F64, (MIN_ELEMENTS,), (1,), x.ptr + 4))
     assert large_and_dense(dp.Nrm2Request(apart)) == "x: needs f64 at multiples of 8 bytes, has 4: copy it"
 
 
@@ -120,8 +128,8 @@ def test_every_kernel_compiles(choice, arch):
 
 
 def test_blocks_are_as_many_as_have_something_to_do_or_are_at_work_at_once():
-    assert Choice("nrm2", F32, 4).blocks(LEAST, 528) == 16
-    assert Choice("nrm2", F32, 4).blocks(LEAST + 1, 528) == 17
+    assert Choice("nrm2", F32, 4).blocks(MIN_ELEMENTS, 528) == 16
+    assert Choice("nrm2", F32, 4).blocks(MIN_ELEMENTS + 1, 528) == 17
     assert Choice("axpy", F16, 8).blocks(1 << 33, 528) == 528
     assert Choice("axpy", F16, 8).blocks(1 << 33, None) == 1 << 21
 
@@ -129,7 +137,7 @@ def test_blocks_are_as_many_as_have_something_to_do_or_are_at_work_at_once():
 @pytest.mark.parametrize("dtype", ["f32", "f16"])
 @pytest.mark.parametrize("operands", [2, 3])
 def test_blocks_of_axpy_go_on_where_the_cache_holds_all_operands(operands, dtype, dev, rng, executor):
-    n = LEAST * 3
+    n = MIN_ELEMENTS * 3
     for missing in (0, 1):
         x, y = (dev.array(rng.integers(-3, 4, n), dtype) for _ in range(2))
         expected = 2 * x.numpy() + y.numpy()
@@ -145,7 +153,7 @@ def test_blocks_of_axpy_go_on_where_the_cache_holds_all_operands(operands, dtype
 
 def test_blocks_of_a_norm_go_on_whatever_the_cache_holds(dev, executor):
     executor.device.l2_bytes = 0
-    norm(executor, dev.zeros((LEAST * 3,)))
+    norm(executor, dev.zeros((MIN_ELEMENTS * 3,)))
     assert executor.launched == [level1_kernels.BLOCKS * own_on_cpu.PROCESSORS]
 
 
@@ -154,7 +162,7 @@ def test_a_launch_that_fails_raises_what_the_device_says_of_it(dev, executor, mo
     executor.stream.done = lambda: done.append(True)
     monkeypatch.setattr(launching.driver.cuLaunchKernel, "unchecked", lambda *_: 701)
     monkeypatch.setattr(launching.driver, "error", real_driver.error, raising=False)
-    request = dp.AxpyRequest(*[dev.zeros((LEAST,))] * 2)
+    request = dp.AxpyRequest(*[dev.zeros((MIN_ELEMENTS,))] * 2)
     plan = own_level1(request, executor, ROWS[0])
     with pytest.raises(CudaDriverError, match="cuLaunchKernel failed with CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"):
         plan.enqueue((8, 16, 24, 1.0))
@@ -171,7 +179,7 @@ def test_no_norm_overflows_or_vanishes_on_its_way(dtype, dev, rng, executor):
     pattern = rng.uniform(0.25, 1, 64)
     for one in SCALES:
         for other in SCALES:
-            x = np.zeros(LEAST * (2 if dtype == "c128" else 1))
+            x = np.zeros(MIN_ELEMENTS * (2 if dtype == "c128" else 1))
             least = min(one, other) if 1e308 in (one, other) else None
             x[100:164], x[40_000:40_064] = pattern * one, pattern[::-1] * other
             if least is not None:  # few of the largest, so that the norm is a number
@@ -184,15 +192,15 @@ def test_no_norm_overflows_or_vanishes_on_its_way(dtype, dev, rng, executor):
 def test_all_elements_may_be_as_large_or_small_as_they_can(dtype, dev, executor):
     info = np.finfo(dtype)
     for value in (float(info.max) / 300, float(info.tiny), float(info.smallest_subnormal), 0.0):
-        found = norm(executor, dev.array(np.full(LEAST, value, dtype)))
+        found = norm(executor, dev.array(np.full(MIN_ELEMENTS, value, dtype)))
         assert found == pytest.approx(256 * float(info.dtype.type(value)), rel=1e-6, abs=0)
-    assert norm(executor, dev.array(np.full(LEAST, info.max, dtype))) == math.inf
+    assert norm(executor, dev.array(np.full(MIN_ELEMENTS, info.max, dtype))) == math.inf
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "f32", "f64", "c64", "c128"])
 def test_nan_and_infinities_come_through(dtype, dev, executor):
     for place in (0, 65_535, 65_540):
-        x = np.ones(LEAST + 5)
+        x = np.ones(MIN_ELEMENTS + 5)
         x[place] = np.nan
         assert math.isnan(norm(executor, dev.array(x).astype(dtype)))
         x[place] = -np.inf
@@ -202,7 +210,7 @@ def test_nan_and_infinities_come_through(dtype, dev, executor):
 
 
 def test_a_sum_is_the_same_each_time_and_its_counter_is_0_again(dev, rng, executor):
-    x = dev.array(rng.standard_normal(LEAST * 3))
+    x = dev.array(rng.standard_normal(MIN_ELEMENTS * 3))
     request = dp.Nrm2Request(x, out=dev.zeros((), "f64"))
     plan = own_level1(request, executor, GPU_ROWS[0])
     found = set()
@@ -217,7 +225,7 @@ def test_a_sum_is_the_same_each_time_and_its_counter_is_0_again(dev, rng, execut
 
 def test_a_factor_is_rounded_once(dev, executor):
     """By a fused multiplication and addition, in single precision for 16 bits."""
-    x, y = np.full(LEAST, 1 + 2.0**-23, np.float32), np.full(LEAST, -1.0, np.float32)
-    request = dp.AxpyRequest(dev.array(x), dev.array(y), alpha=1 - 2.0**-23, out=dev.zeros((LEAST,), "f32"))
+    x, y = np.full(MIN_ELEMENTS, 1 + 2.0**-23, np.float32), np.full(MIN_ELEMENTS, -1.0, np.float32)
+    request = dp.AxpyRequest(dev.array(x), dev.array(y), alpha=1 - 2.0**-23, out=dev.zeros((MIN_ELEMENTS,), "f32"))
     own_level1(request, executor, GPU_ROWS[0]).enqueue(request.arguments({}))
     assert set(request.out.numpy().tolist()) == {-(2.0**-46)}

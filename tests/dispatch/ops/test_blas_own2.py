@@ -16,7 +16,7 @@ from dispatch.ops.blas import symmetric_kernels
 from dispatch.ops.blas.cases import cases
 from dispatch.ops.blas.cases2 import Form, check
 from dispatch.ops.blas.choices import FillMode
-from dispatch.ops.blas.symmetric_kernels import LEAST, MOST, Choice, choice_of, large_and_in_lines, own_symmetric
+from dispatch.ops.blas.symmetric_kernels import MAX_ROWS, MIN_ROWS, Choice, choice_of, large_and_in_lines, own_symmetric
 from dispatch.table.own_blas import GPU_ROWS, HOST_ROWS
 from dispatch.table.select import select
 from dispatch.testing.roundoff import as_on_a_gpu
@@ -89,19 +89,19 @@ def test_large_matrices_are_this_library_s_and_all_others_cublas_s(row, dev):
     def taken(n, arch=H100, **given):
         return select(kind(dev.empty((n, n), dtype), dev.zeros((n,), dtype), **given), arch)
 
-    for n in (LEAST, MOST):
+    for n in (MIN_ROWS, MAX_ROWS):
         assert taken(n) is row
         assert taken(n, library="own") is row
         assert taken(n, HOST) in HOST_ROWS
         assert taken(n, library="cublas").library == "cublas"
-    for n in (LEAST - 1, MOST + 1):
+    for n in (MIN_ROWS - 1, MAX_ROWS + 1):
         assert taken(n).library == "cublas"
         with pytest.raises(NoRow, match="needs 256 to 6144 rows, a is"):
             taken(n, library="own")
 
 
 def test_what_the_kernel_cannot_read_is_refused_with_its_reason(dev):
-    n = LEAST
+    n = MIN_ROWS
     a, x = dev.zeros((2 * n, 2 * n)), dev.zeros((2 * n,))
     broadcast = dp.from_dlpack(np.broadcast_to(dev.zeros((1,)).numpy(), (n,)))
     shifted = dp.Tensor(x.storage, x.ptr + 2, dev.layout(F32, (n,), (1,), x.ptr + 2))
@@ -136,7 +136,7 @@ def test_matrices_of_any_size(dtype, dev, rng, executor):
             beta, steps = ((0.0, (1, 1)), (1.5, (-1, 2)), (0.0, (3, -2)))[number % 3]
             op = "hemv" if dtype.is_complex and (number + row) % 2 else "symv"
             aligned = (number // 3 + row) % 2 == 0
-            form = Form((n, n), (0, 0), {"uplo": uplo}, row, steps, -0.5, beta, "apart", given=True, aligned=aligned)
+            form = Form((n, n), (0, 0), {"uplo": uplo}, row, steps, -0.5, beta, "apart", has_out=True, aligned=aligned)
             with as_on_a_gpu():
                 one = check(op, dtype, form, f"{n} {uplo.name} {row} {aligned}", dev, rng)
             one.verify(run(one.request, executor, dev))

@@ -159,7 +159,7 @@ def test_drawn_networks_do_not_depend_on_where_arrays_lie(dev, executor, rng):
             request = dp.EinsumRequest(spec, tensors)
             found.append(result_of(request, executor, turns=2))
             executor.shared = network.program_of(request).words.nbytes  # room for the program alone
-        executor.shared = on_cpu_of.MOST_SHARED
+        executor.shared = on_cpu_of.MAX_SHARED
         assert executor.launched[-1][1] < executor.launched[-3][1]
         assert found[0].tobytes() == found[1].tobytes()
         for tensor, array in zip(tensors, arrays, strict=True):

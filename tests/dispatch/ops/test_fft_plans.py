@@ -21,7 +21,7 @@ from dispatch.errors import Refused
 from dispatch.execute import shared_memory
 from dispatch.keys import C128, F16, F32, F64, HOST, I32, Arch
 from dispatch.libraries.cufft import cosines, transforms
-from dispatch.libraries.cufft.layouts import MOST_CALLS
+from dispatch.libraries.cufft.layouts import MAX_CALLS
 from dispatch.libraries.cufft.moves import SOURCE, divider, options
 from dispatch.libraries.nvrtc.compiled import compiled
 from dispatch.ops.fft.cases import cases
@@ -140,11 +140,11 @@ def test_dense_lines_side_by_side_are_plans_of_the_basic_layout(executor, monkey
 
 def test_a_batch_that_no_plan_states_is_some_calls_or_a_copy(executor):
     dev = dp.device("host")
-    executed, plan, _ = ran(executor, dev.zeros((MOST_CALLS, 8, 40), "c64"), axes=1)
-    assert executed == [(8,)] * MOST_CALLS
+    executed, plan, _ = ran(executor, dev.zeros((MAX_CALLS, 8, 40), "c64"), axes=1)
+    assert executed == [(8,)] * MAX_CALLS
     assert len(plan._steps) == 1
     executed.clear()
-    executed, plan, _ = ran(executor, dev.zeros((MOST_CALLS + 1, 8, 40), "c64"), axes=1)
+    executed, plan, _ = ran(executor, dev.zeros((MAX_CALLS + 1, 8, 40), "c64"), axes=1)
     assert executed == [(8,)]
     assert len(plan._steps) == 3  # a copy, the transform, and back
 

@@ -10,7 +10,7 @@ import pytest
 from cudabind.errors import LibraryNotFound
 from dispatch.keys import C64, C128, F32, F64
 from dispatch.libraries.cusolver.copies import options
-from dispatch.libraries.cusolver.row_permutations import MOST_SHARED, SOURCE, PermuteMode
+from dispatch.libraries.cusolver.row_permutations import MAX_SHARED, SOURCE, PermuteMode
 from dispatch.libraries.nvrtc.launching import Strides
 
 DTYPES = (F32, F64, C64, C128)
@@ -108,7 +108,7 @@ def exchanged(pivots):
 def ordered(kernels, pivots, blocks=1):
     batch, n = pivots.shape
     order = np.full((batch + 1, n), -7, np.int32)
-    room = np.full((batch, n) if n > MOST_SHARED else (0,), 5, np.int32)
+    room = np.full((batch, n) if n > MAX_SHARED else (0,), 5, np.int32)
     places = [at(one) if one.size else None for one in (pivots, order, room)]
     kernels[F32].run_order(blocks, *places, ctypes.c_int64(n), ctypes.c_int64(batch))
     assert (order[batch] == -7).all()
@@ -128,7 +128,7 @@ def test_pivots_become_the_order_that_their_exchanges_lead_to(n, kernels, rng):
 
 
 def test_matrices_whose_rows_a_block_does_not_hold_have_memory_beside(kernels, rng):
-    for n in (MOST_SHARED, MOST_SHARED + 1):
+    for n in (MAX_SHARED, MAX_SHARED + 1):
         rows = np.arange(n)
         pivots = np.stack([rows + (rng.random(n) * (n - rows)).astype(np.int64), np.minimum(rows + 1, n - 1)]) + 1
         assert ordered(kernels, pivots).tolist() == [exchanged(one) for one in pivots]

@@ -111,7 +111,7 @@ def test_of_transposed_matrices_there_is_a_call_for_each(trans, kind, executor, 
 def test_more_matrices_than_a_call_takes_have_a_call_for_each(executor, monkeypatch, rng):
     from dispatch.ops.sparse import cusparse_batched
 
-    monkeypatch.setattr(cusparse_batched, "MOST_BATCHES", 2)
+    monkeypatch.setattr(cusparse_batched, "MAX_BATCHES", 2)
     dense, *parts = stacked(rng)
     b = rng.standard_normal((3, 6, 4))
     form = dp.SparseForm("csr", (5, 6))

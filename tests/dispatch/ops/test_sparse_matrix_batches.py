@@ -140,7 +140,7 @@ def test_matrices_of_a_batch_have_blocks_of_their_own_that_are_no_larger_than_th
 
 
 def test_more_blocks_than_a_launch_has_are_refused(executor, monkeypatch, rng):
-    monkeypatch.setattr(own_matrix, "MOST_BLOCKS", 5)
+    monkeypatch.setattr(own_matrix, "MAX_BLOCKS", 5)
     matrices, parts = batch(rng, "one A", 6, [2, 3], 4)
     a = [DEV.array(parts[0]), *(DEV.array(part.astype("i4")) for part in parts[1:])]
     request = dp.BatchedSpmmRequest(*a, dp.SparseForm("csr", (2, 4)), DEV.array(drawn(rng, F64, 6, 4, 2)))

@@ -62,12 +62,12 @@ def test_an_algorithm_of_cusparse_is_cusparse_s_and_tuned_requests_are_of_both(s
 
 @pytest.mark.parametrize("more", [0, 1])
 def test_large_products_with_few_columns_are_cusparses_unless_they_are_asked_for(more):
-    n = rules.MOST_STEPS // 2
+    n = rules.MAX_STEPS // 2
     values, columns = DEV.zeros((n + more,), "f32"), DEV.zeros((n + more,), "i32")
     rows, form = DEV.zeros((n + 1,), "i32"), dp.SparseForm("csr", (n, 1))
-    for k in (rules.LEAST_COLUMNS - 1, rules.LEAST_COLUMNS):
+    for k in (rules.MIN_COLUMNS - 1, rules.MIN_COLUMNS):
         parts = values, rows, columns, form, DEV.zeros((1, k), "f32")
-        is_large = more and k < rules.LEAST_COLUMNS
+        is_large = more and k < rules.MIN_COLUMNS
         for chosen, library in (
             ({}, "cusparse" if is_large else "own"),
             ({"library": "own"}, "own"),

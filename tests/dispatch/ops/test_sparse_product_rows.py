@@ -67,7 +67,7 @@ def test_an_algorithm_of_cusparse_is_cusparse_s():
 
 @pytest.mark.parametrize("more", [0, 1])
 def test_large_products_are_cusparses_unless_they_are_asked_for(more):
-    n = rules.MOST_STEPS // 2
+    n = rules.MAX_STEPS // 2
     values, columns = DEV.zeros((n + more,), "f32"), DEV.zeros((n + more,), "i32")
     rows, x = DEV.zeros((n + 1,), "i32"), DEV.zeros((1,), "f32")
     parts = values, rows, columns, dp.SparseForm("csr", (n, 1)), x

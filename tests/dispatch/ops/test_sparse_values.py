@@ -75,7 +75,7 @@ def executor(on_cpu, monkeypatch):
         *extents, shared, target, pointers, _ = rest
         assert tuple(extents) == (1, 1, spgemm_values.THREADS, 1, 1)
         assert target is made.target
-        assert shared <= spgemm_values.MOST_BYTES
+        assert shared <= spgemm_values.MAX_BYTES
         name, chosen = known[function.value - 1]
         words = dict(option[2:].split("=") for option in chosen[1:])
         made.launches.append((name, int(words["GROUP"]), int(words["LANES"])))
@@ -225,10 +225,10 @@ def test_more_lanes_add_up_a_sum_where_sums_are_few_or_long():
 def test_products_of_too_many_terms_are_the_librarys(executor, rng, monkeypatch):
     ends, columns = np.array([0, 2, 4], np.int32), np.array([0, 1, 0, 1], np.int32)
     given = np.ones(4), ends, columns, (2, 2)
-    monkeypatch.setattr(spgemm_values, "MOST_TERMS", 7)
+    monkeypatch.setattr(spgemm_values, "MAX_TERMS", 7)
     with pytest.raises(Refused, match="8 terms"):
         multiplied(executor, given, given, sp.csr_array(np.ones((2, 2))), F64, 1.0, rng)
-    monkeypatch.setattr(spgemm_values, "MOST_TERMS", 8)
+    monkeypatch.setattr(spgemm_values, "MAX_TERMS", 8)
     found, _ = multiplied(executor, given, given, sp.csr_array(np.ones((2, 2))), F64, 1.0, rng)
     np.testing.assert_array_equal(found, 2)
 

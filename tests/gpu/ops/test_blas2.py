@@ -7,7 +7,7 @@ import dispatch as dp
 from dispatch.errors import NoRow
 from dispatch.keys import HOST
 from dispatch.ops.blas.cases import cases
-from dispatch.ops.blas.symmetric_kernels import MOST
+from dispatch.ops.blas.symmetric_kernels import MAX_ROWS
 from dispatch.table.cublas import LEVEL2
 
 ROWS = [row for row in dp.TABLE if row.op in LEVEL2 and row.min_arch != HOST]
@@ -42,7 +42,12 @@ def test_what_a_row_major_hermitian_matrix_goes_by(gpu, rng):
 @pytest.mark.parametrize("dtype", ["f32", "f64", "c64", "c128"])
 def test_large_symmetric_matrices(dtype, gpu, rng):
     """The same each time, at other addresses and from a graph, too; up to the most rows that the kernel takes."""
-    for n, row, uplo in ((256, True, "lower"), (2049, False, "lower"), (4100, True, "upper"), (MOST, True, "lower")):
+    for n, row, uplo in (
+        (256, True, "lower"),
+        (2049, False, "lower"),
+        (4100, True, "upper"),
+        (MAX_ROWS, True, "lower"),
+    ):
         op = dp.hemv if dtype[0] == "c" and n % 2 == 0 else dp.symv
         whole = rng.integers(-3, 4, (n, n)).astype(np.complex64 if dtype[0] == "c" else np.float32)
         whole += 1j * rng.integers(-3, 4, (n, n)) if dtype[0] == "c" else 0
@@ -68,9 +73,9 @@ def test_large_symmetric_matrices(dtype, gpu, rng):
 
 @pytest.mark.parametrize("dtype", ["f32", "f64", "c64", "c128"])
 def test_symmetric_matrices_of_more_rows_are_cublas_s(dtype, gpu, rng):
-    n = MOST + 1
+    n = MAX_ROWS + 1
     half = np.tril(rng.integers(-3, 4, (n, n))).astype(np.float32)
     a, x = gpu.array(half, dtype), rng.integers(-3, 4, n).astype(np.float32)
-    with pytest.raises(NoRow, match=f"needs 256 to {MOST} rows, a is"):
+    with pytest.raises(NoRow, match=f"needs 256 to {MAX_ROWS} rows, a is"):
         dp.symv(a, gpu.array(x, dtype), library="own")
     np.testing.assert_array_equal(dp.symv(a, gpu.array(x, dtype)).numpy(), half @ x + x @ np.tril(half, -1))
