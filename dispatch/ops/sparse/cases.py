@@ -79,7 +79,7 @@ class Form(NamedTuple):
     beta: complex
     added: str
     by_rows: tuple[bool, bool]
-    given: bool
+    has_out: bool
     uplo: FillMode = FillMode.LOWER
     diag: DiagType = DiagType.NON_UNIT
     fixed: bool = False
@@ -120,7 +120,7 @@ def forms(op: str, dtype: Dtype) -> list[Form]:
                 beta=beta,
                 added="nothing" if pattern == "nothing" and number % 2 else ADDED[(number + number // 3) % 3],
                 by_rows=(number % 2 == 0, number // 2 % 3 != 0),
-                given=number % 5 != 3,
+                has_out=number % 5 != 3,
                 uplo=tuple(FillMode)[number // 2 % 2],
                 diag=tuple(DiagType)[(number + number // 4) % 2],
                 fixed=number % 3 == 1,
@@ -214,7 +214,7 @@ class Draw:
             if form.added == "in place":
                 self.fields["out"], self.written = memory.view, (memory,)
                 return
-        if form.given or (self.out is not self.dtype and form.added == "nothing"):
+        if form.has_out or (self.out is not self.dtype and form.added == "nothing"):
             self.written = (self.place_operand("out", poison(self.out, result), by_rows=form.by_rows[1]),)
 
     def draw_sddmm(self) -> None:
@@ -227,7 +227,7 @@ class Draw:
         memory = self.place_operand("values", self.normal(*count) if form.beta else poison(self.dtype, count))
         if form.added == "in place":
             self.fields["out"], self.written = memory.view, (memory,)
-        elif form.given:
+        elif form.has_out:
             self.written = (self.place_operand("out", poison(self.dtype, count)),)
 
     def draw_solve(self) -> None:
@@ -239,7 +239,7 @@ class Draw:
         right = self.place_operand("x" if vector else "b", self.normal(*shape), by_rows=form.by_rows[0])
         if vector and form.added == "in place":
             self.fields["out"], self.written = right.view, (right,)
-        elif form.given:
+        elif form.has_out:
             self.written = (self.place_operand("out", poison(self.dtype, shape), by_rows=form.by_rows[1]),)
 
     def draw_spgemm(self) -> None:
@@ -251,7 +251,7 @@ class Draw:
         self.fields |= {"alpha": form.alpha, "nnz": 0}
         self.fields["nnz"] = int(product_of_patterns(KINDS[self.op](**self.fields), EXACT).nnz)
         request = KINDS[self.op](**self.fields)
-        if form.given:
+        if form.has_out:
             items = request.outputs().items()
             self.written = tuple(self.place_operand(name, poison(output.dtype, output.shape)) for name, output in items)
 
@@ -260,7 +260,7 @@ class Draw:
         self.sparse(form.shape, number=form.base + form.wide)
         if self.op == "sparse_check" and len(self.fields["columns"].shape) and self.fields["values"].size > 3:
             self.corrupt_indices()
-        if not form.given:
+        if not form.has_out:
             return
         request = KINDS[self.op](**self.fields)
         order = form.by_rows[0] or self.op != "sparse_to_dense"
