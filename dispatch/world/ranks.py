@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dispatch.checks import check_number
 from dispatch.device.failed_collectives import clear_failed
 from dispatch.errors import CollectiveError, CollectiveTimeout, RankLost
 from dispatch.world.membership import agree_on_members
@@ -116,6 +117,8 @@ class RankWorld:
         comes later gets RankLeftOut. This rank's memory is unchanged, except for outputs of failed collectives.
         CollectiveError if a rank is lost meanwhile: call it again.
         """
+        if grace is not None:
+            check_number("grace", grace, low=0.0, high=1e9)
         old = self.communicator
         if self._announce_failure in old.watchers:  # other ranks may still be in a call that succeeds
             old.watchers.remove(self._announce_failure)

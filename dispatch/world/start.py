@@ -12,7 +12,7 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dispatch.checks import check_int, check_number
+from dispatch.checks import check_int, check_number, shown
 from dispatch.core.timeout import call_with_timeout
 from dispatch.device.device import Device
 from dispatch.device.registry import device as device_of
@@ -158,6 +158,9 @@ def from_mpi(kind: type[W], comm: Any, device: Device | str | None, deadline: fl
     check_number("deadline", deadline, low=1e-3, high=1e9)
     until, home = time.monotonic() + deadline, resolve_device(device, "host")
     communicator = mpi().COMM_WORLD if comm is None else comm
+    if not isinstance(communicator, mpi().Intracomm):
+        hint = "mpi4py.MPI.COMM_WORLD, which None stands for, or a Split of it"
+        raise BadRequest("comm", shown(comm), "a communicator of mpi4py", hint)
     listener = listen()
     own_entry = (socket.gethostname(), listener.getsockname()[1], _new_token())
     entries = call_with_timeout(deadline, partial(communicator.allgather, own_entry), "the rendezvous of all ranks")

@@ -73,6 +73,15 @@ def test_a_world_is_not_closed_inside_a_ranks_function():
         assert ranks.rebuild().run(lambda world: dp.all_reduce(full(world, 1), comm=world).tolist()[0]) == [2.0, 2.0]
 
 
+@pytest.mark.parametrize("grace", [-1, float("nan"), "x", True])
+def test_a_grace_that_is_no_time_is_refused_before_anything_ends(grace):
+    with dp.World.local(["host"], deadline=LONG) as ranks:
+        (world,) = ranks.worlds
+        with pytest.raises(BadRequest, match=r"^grace: got .*; expected a number from 0 to"):
+            world.rebuild(grace=grace)
+        assert dp.all_reduce(full(world, 1), comm=world).tolist() == [1.0] * 5
+
+
 FORKED = """
 x = np.ones(3, np.float32)
 total = lambda world: float(dp.all_reduce(x, comm=world)[0])

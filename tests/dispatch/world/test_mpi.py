@@ -109,3 +109,13 @@ def test_a_rank_that_wakes_up_too_late_is_told_that_it_is_out():
     by_member = {each["member"]: each for each in told}
     assert by_member[1]["left_out"] == "RankLeftOut"
     assert {by_member[0]["size"], by_member[2]["size"]} == {2}
+
+
+@pytest.mark.parametrize("given", ["5", "object()", "MPI.COMM_WORLD.group"])
+def test_what_is_no_communicator_is_refused(given):
+    program = f"from mpi4py import MPI\nimport dispatch as dp\ndp.World.from_mpi({given})"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
+    assert "BadRequest: comm: got " in done.stderr
+    assert "expected a communicator of mpi4py" in done.stderr
