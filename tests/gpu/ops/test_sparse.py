@@ -307,7 +307,7 @@ def test_every_format_from_every_other_and_from_a_dense_matrix(gpu, rng):
         for second in ("csr", "csc", "coo"):
             found = getattr(S, f"to{second}")(a).validate()
             np.testing.assert_array_equal(found.todense().numpy(), matrix.toarray())
-    with pytest.raises(BadRequest, match="as dense_nnz counts them"):
+    with pytest.raises(BadRequest, match="the number that dense_nnz counts"):
         S.fromdense(dense, nnz=matrix.nnz - 1)
 
 

@@ -99,7 +99,7 @@ def test_elements_of_one_place_add_up_and_unsorted_rows_are_sorted_or_refused(gp
     dense = sp.coo_array((a.values.numpy(), (row, column)), (60, 80)).toarray()
     unsorted = int(((np.diff(column) < 0) & (np.diff(row) == 0)).sum())
     assert dp.csr2bsr_nnz(*a, block=(4, 4)).item() == -unsorted
-    with pytest.raises(BadRequest, match=f"columns: got {unsorted} unsorted elements; expected sorted ones"):
+    with pytest.raises(BadRequest, match=f"columns: got {unsorted} unsorted elements; expected sorted elements"):
         dp.csr2bsr(*a, block=(4, 4), nnzb=300)
     np.testing.assert_allclose(S.tobsr(a, (4, 4)).todense().numpy(), dense, rtol=0, atol=1e-13)
     ordered = S.sort(a)
