@@ -8,6 +8,7 @@ from dispatch.core.row import Row
 from dispatch.keys import BF16, C64, C128, F16, F32, F64, I64, Arch
 from dispatch.ops.sparse import (
     block_jacobi_plan,
+    own_block_product_plan,
     own_bsr_plan,
     own_compiled_plan,
     own_compression_plan,
@@ -17,7 +18,7 @@ from dispatch.ops.sparse import (
 )
 from dispatch.ops.sparse.batched_rules import dense_elements
 from dispatch.ops.sparse.block_jacobi_reference import numpy_block_jacobi
-from dispatch.ops.sparse.bsr_rules import dense_blocks, only_bsr
+from dispatch.ops.sparse.bsr_rules import dense_blocks, only_bsr, several_columns, untransposed_blocks
 from dispatch.ops.sparse.check import nvrtc_check
 from dispatch.ops.sparse.compiled_reference import numpy_compiled
 from dispatch.ops.sparse.reference import numpy_check, numpy_compressed, numpy_dense_count, scipy_sparse
@@ -43,6 +44,7 @@ OF_BSR  = (aligned, only_bsr)
 ADJACENT = (aligned, adjacent_rows, default_algorithm, few_elements)
 MATRIX = (aligned, adjacent_rows, default_algorithm, enough_columns)
 STACKED = (aligned, adjacent_rows, default_algorithm)
+OVER_BLOCKS = (aligned, untransposed_blocks, default_algorithm, several_columns)
 DTYPES = (F32, F64, C64, C128, F16, BF16)
 
 H100 = ("H100",)
@@ -57,6 +59,7 @@ SPREAD   = ("own", "expand_blocks", own_bsr_plan, ("H200",))
 UNPACK   = ("own", "unpack_blocks", own_bsr_plan, ("H200",), None, "blocks")
 MULTIPLY = ("own", "multiply_rows", own_product_plan, ("H200",), None, "adjacent rows")
 MULTIPLY_MATRIX = ("own", "multiply_over", own_matrix_plan, ("H200",), None, "adjacent rows")
+MULTIPLY_BLOCKS = ("own", "multiply_blocks", own_block_product_plan, ("H200",), None, "blocks")
 OVER = ("own", "multiply_over", own_compiled_plan, ("H200",), None, "one launch")
 WITH_EPILOGUE = ("own", "multiply_rows", own_compiled_plan, ("H200",), None, "one launch")
 INVERT = ("own", "invert_blocks", block_jacobi_plan, ("H200",))
@@ -92,6 +95,10 @@ PRODUCTS = (
       for op, rules in (("spmm", MATRIX), ("spmm_batched", STACKED)) for one in (F16, F32)),
     *(Row(op,                (BF16, one), None, rules, SM80, None, (), *MULTIPLY_MATRIX)
       for op, rules in (("spmm", MATRIX), ("spmm_batched", STACKED)) for one in (BF16, F32)),
+    *(Row("spmm",            (one, one), None, OVER_BLOCKS, SM75, None, (), *MULTIPLY_BLOCKS)
+      for one in (F32, F64, C64, C128)),
+    *(Row("spmm",            (F16, one), None, OVER_BLOCKS, SM75, None, (), *MULTIPLY_BLOCKS) for one in (F16, F32)),
+    *(Row("spmm",            (BF16, one), None, OVER_BLOCKS, SM80, None, (), *MULTIPLY_BLOCKS) for one in (BF16, F32)),
 )
 # Results of 16 bits may be f32.
 OPERATED = tuple(

@@ -107,6 +107,11 @@ cusolver_plan = plan_call("cusolver_plan", "dispatch.ops.sparse.cusolver", "A pl
 refactor_plan = plan_call(
     "refactor_plan", "dispatch.ops.sparse.cusolver_refactor", "A plan of cuSOLVER's refactorization."
 )
+own_block_product_plan = plan_call(
+    "own_block_product_plan",
+    "dispatch.ops.sparse.own_block_product",
+    "A plan of a matrix of blocks times a dense one by one kernel.",
+)
 own_bsr_plan = plan_call("own_bsr_plan", "dispatch.ops.sparse.own_bsr", "A plan between CSR, BSR and dense matrices.")
 own_compiled_plan = plan_call(
     "own_compiled_plan",

@@ -197,7 +197,7 @@ class Draw:
     # -- by kind of op ------------------------------------------------------------------------------------------------
     def draw_product(self) -> None:
         form = self.form
-        shape = self.sparse(form.shape)
+        self.sparse(form.shape, number=form.base + form.wide if self.op == "spmm" else 0)
         long, short = shape_of(self.fields["form"], form.trans)
         self.fields |= {"alpha": form.alpha, "trans": form.trans, "library": form.library}
         vector = self.op == "sparse_mv"
@@ -205,7 +205,6 @@ class Draw:
             "x" if vector else "b", self.normal(*((short,) if vector else (short, WIDE))), by_rows=form.by_rows[0]
         )
         result = (long,) if vector else (long, WIDE)
-        del shape
         if form.added != "nothing":
             self.fields["beta"] = form.beta
             values = self.normal(*result, dtype=self.out) if form.beta else poison(self.out, result)
