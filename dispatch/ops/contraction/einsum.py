@@ -57,7 +57,7 @@ class EinsumRequest(Request["Tensor"]):
             which broadcast. Or lists of modes, the last of them the result's. A mode that an operand has twice is its
             diagonal; if the result has it twice, a diagonal is written, with zeros elsewhere.
         operands: one tensor or more; of one dtype, or f16, f32, f64, c64 and c128, which are converted to the most
-            precise among them. An axis of extent 1 broadcasts.
+            precise among them (f16 and f32 together with c64 need an f64 or a c128). An axis of extent 1 broadcasts.
         conj: the indices of the operands whose conjugates are used.
         optimize: the method that orders the contractions: "auto", "optimal", "greedy", "dp", "random-greedy" and
             the other methods of opt_einsum; if it is not installed, NumPy has "auto", "greedy" and "optimal". Or

@@ -109,7 +109,8 @@ class SpsolveRequest(SparseRequest["tuple[Tensor, Tensor]"]):
     def check_operands(self) -> None:
         n = self.check_square()
         if self.b.ndim not in (1, 2) or self.b.shape[0] != n or 0 in self.b.shape:
-            raise BadRequest("b", str(self.b.layout), f"{self.values.dtype}[{n}] or [{n}, …], because A is [{n}, {n}]")
+            wanted = f"{self.values.dtype}[{n}] or [{n}, 1 or more], because A is [{n}, {n}]"
+            raise BadRequest("b", str(self.b.layout), wanted)
         self.check_choices()
 
     def check_square(self) -> int:
@@ -195,10 +196,9 @@ class BatchedSpsolveRequest(SpsolveRequest):
     def check_operands(self) -> None:
         n, shape = self.check_square(), self.b.shape
         if self.b.ndim not in (2, 3) or shape[:2] != (self.batch, n) or 0 in shape:
-            wanted = (
-                f"{self.values.dtype}[{self.batch}, {n}] or [{self.batch}, {n}, …], because values has {self.batch}"
-            )
-            raise BadRequest("b", str(self.b.layout), f"{wanted} matrices of [{n}, {n}]")
+            wanted = f"{self.values.dtype}[{self.batch}, {n}] or [{self.batch}, {n}, 1 or more]"
+            reason = f"because values has {self.batch} matrices of [{n}, {n}]"
+            raise BadRequest("b", str(self.b.layout), f"{wanted}, {reason}")
         self.check_choices()
 
     def outputs(self) -> dict[str, Output]:

@@ -235,7 +235,7 @@ class BatchedSpsolveListRequest(Request["tuple[Tensor, ...]"]):
                     name, str(tensor.layout), f"{self.dtype}, the dtype of values[0]", f'x.astype("{self.dtype}")'
                 )
         if b.ndim not in (1, 2) or b.shape[0] != n or 0 in b.shape:
-            wanted = f"{self.dtype}[{n}] or [{n}, …], because A[{number}] is [{n}, {n}]"
+            wanted = f"{self.dtype}[{n}] or [{n}, 1 or more], because A[{number}] is [{n}, {n}]"
             raise BadRequest(f"b[{number}]", str(b.layout), wanted)
 
     def _check_choices(self) -> None:

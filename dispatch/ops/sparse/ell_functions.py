@@ -121,7 +121,7 @@ def tosell(matrix: Any, *, slice_size: int = 32, device: Device | str | None = N
 def toblocked_ell(matrix: Any, *, block: int = 16, device: Device | str | None = None) -> BlockedEllMatrix:
     """A dense or a sparse matrix in blocked ELL on a device; if `device` is left out, on its own. See `tosell`.
 
-    `block` is a power of 2.
+    `block` is a power of 2, 2 or more.
     """
     check_int("block", block, 2, MAX_SIZE)
     if block & (block - 1):
