@@ -55,7 +55,9 @@ class PendingRelease:
     @classmethod
     def of(cls, storage: Storage) -> PendingRelease:
         """The memory of a dying storage."""
-        return cls(storage.base, storage.keep, storage.nbytes, storage.users(), storage.lent or {})
+        keep, held = storage.keep, getattr(storage, "held", None)  # that of another library may have both
+        keep = keep if held is None else (keep, held)
+        return cls(storage.base, keep, storage.nbytes, storage.users(), storage.lent or {})
 
     def is_of_one(self) -> bool:
         """Whether it was used on one stream only, and not lent to another."""

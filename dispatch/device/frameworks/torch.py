@@ -107,9 +107,16 @@ class Torch(Framework):
             raise BadRequest(operand, what, "one with memory", hint)
         shape, strides = (tuple(given.shape), given.stride()) if dtype.bits >= BYTE else _of_pairs(operand, given)
         target_device = device_of("host" if place.type == "cpu" else f"cuda:{place.index}")
-        return ForeignStorage(self, target_device, self._used_on(target_device), given, ptr).tensor(
-            dtype, shape, strides
-        )
+        return self._storage(target_device, given, ptr).tensor(dtype, shape, strides)
+
+    def _storage(self, device: Device, given: Any, ptr: int) -> ForeignStorage:
+        """The storage of a torch tensor, which keeps its memory alive, too.
+
+        The caller may give the tensor other memory at any time, by x.data = y, x.set_(y) or module.to(dtype).
+        """
+        storage = ForeignStorage(self, device, self._used_on(device), given, ptr)
+        storage.held = given.untyped_storage()
+        return storage
 
     def is_on_gpu(self, given: Any) -> bool:
         return bool(given.is_cuda)
@@ -161,9 +168,7 @@ class Torch(Framework):
         if make is None:
             return None
         empty = make()
-        return ForeignStorage(self, device, self._used_on(device), empty, empty.data_ptr()).tensor(
-            dtype, shape, strides
-        )
+        return self._storage(device, empty, empty.data_ptr()).tensor(dtype, shape, strides)
 
     def wrapped(self, tensor: Tensor) -> Any:
         return torch.utils.dlpack.from_dlpack(tensor)

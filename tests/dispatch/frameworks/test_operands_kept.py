@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import dispatch as dp
 from dispatch.device.frameworks.framework import ForeignStorage
@@ -45,6 +46,42 @@ def test_memory_outlives_what_it_was_given_for(torch):
     [np.full((4, 4), 7, np.float32) for _ in range(100)]
     assert np.array_equal(y, np.arange(16).reshape(4, 4))
     assert torch.equal(dp.run(request), torch.ones(4, 4))
+
+
+OTHER_MEMORY = {
+    "x.data = y": lambda torch, x: setattr(x, "data", torch.zeros(1)),
+    "x.set_": lambda torch, x: x.set_(torch.zeros(1)),
+    "module.to": lambda torch, x: torch.nn.ParameterList([x]).double(),
+}
+
+
+@pytest.mark.parametrize("way", OTHER_MEMORY)
+def test_memory_outlives_a_tensor_that_is_given_other_memory(torch, way):
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    weight = torch.nn.Parameter(torch.rand(64, 64), requires_grad=False)
+    before, address, memory = weight.clone(), weight.data_ptr(), StorageWeakRef(weight.untyped_storage())
+    request = dp.MatmulRequest(torch.eye(64), weight)
+    call = dp.prepare(request)
+    OTHER_MEMORY[way](torch, weight)
+    assert weight.data_ptr() != address
+    assert not memory.expired()
+    assert torch.equal(call(), before)
+    assert torch.equal(dp.run(request), before)
+    del call, request
+    gc.collect()
+    assert memory.expired()
+
+
+def test_the_memory_of_a_result_outlives_other_memory(torch):
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    call = dp.prepare(dp.MatmulRequest(torch.eye(64), torch.ones(64, 64)))
+    y = call()
+    memory = StorageWeakRef(y.untyped_storage())
+    y.data = torch.zeros(64, 64)
+    assert not memory.expired()
+    call()
 
 
 def test_many_calls_leave_nothing_behind(torch):
