@@ -8,7 +8,7 @@ __all__ = ["DiagType", "FillMode", "Operation", "SideMode"]
 
 
 class FillMode(Choice):
-    """`cublasFillMode_t`: which triangle of a matrix is read, or written; the other one is not touched."""
+    """`cublasFillMode_t`: which triangle of a matrix is read or written; the other one is not accessed."""
 
     LOWER = 0
     UPPER = 1
@@ -23,7 +23,7 @@ class FillMode(Choice):
 
 
 class SideMode(Choice):
-    """`cublasSideMode_t`: on which side of the other matrix the special one stands."""
+    """`cublasSideMode_t`: on which side of the general matrix the structured one is multiplied."""
 
     LEFT = 0
     RIGHT = 1
@@ -38,7 +38,7 @@ class SideMode(Choice):
 
 
 class DiagType(Choice):
-    """`cublasDiagType_t`: whether the diagonal of a triangle is read, or taken to be ones."""
+    """`cublasDiagType_t`: whether the diagonal of a triangular matrix is read, or assumed to be ones."""
 
     NON_UNIT = 0
     UNIT = 1

@@ -1,4 +1,4 @@
-"""The statuses of routines, one for each matrix of a batch: read on the host, and listed if they are not 0."""
+"""Reads the statuses of routines, one for each matrix of a batch, on the host, and lists those that are not 0."""
 
 from __future__ import annotations
 

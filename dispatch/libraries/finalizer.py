@@ -1,4 +1,4 @@
-"""How what libraries have made is destroyed once nobody has it: on any thread, and amid whatever that thread does."""
+"""Destroys objects of libraries in `__del__`, which may run on any thread and in the middle of other work."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ __all__ = ["Held", "finalizer"]
 
 
 def finalizer(destroy: Callable[[Any], None]) -> Callable[[Any], None]:
-    """A `__del__` for what a library keeps more for than memory of the host.
+    """A `__del__` for an object that holds more than host memory in a library.
 
-    The garbage collector may call it amid a caller's capture, which the library would end as it gives memory of the GPU
-    back or unloads a kernel: hence `relaxed()`. As the interpreter ends nothing is destroyed: the library may be gone.
+    The garbage collector may call it while the caller captures a stream. To free device memory or unload a kernel would
+    end that capture in the default mode, so it runs in the relaxed mode. When the interpreter exits, nothing is
+    destroyed, because the library may already be unloaded.
     """
 
     def now(self: Any) -> None:
@@ -35,7 +36,7 @@ def finalizer(destroy: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 class Held:
-    """What a library has made and takes back: `c`, its handle of ctypes, and the function that destroys it."""
+    """Owns an object of a library: `c` is its ctypes handle, which `destroy` destroys."""
 
     __slots__ = ("__weakref__", "_destroy", "c")
 

@@ -1,7 +1,7 @@
-"""A library's handle of an executor: there from its first plan on, shared by its plans, given back after.
+"""A library's handle for an executor: created for its first plan, shared by its plans, and reused by later executors.
 
-cuDNN's and cuSOLVER's are on the stream of the executor. A plan asks `handle_of(executor)` for it and calls `follow()`
-before it enqueues. Handles never cross threads, as executors do not. This module runs no operation.
+cuDNN and cuSOLVER enqueue on the stream that is set in a handle. A plan gets the handle by `handle_of(executor)`, and
+calls `follow()` before it enqueues. Like an executor, a handle is used by one thread at a time.
 """
 
 from __future__ import annotations
@@ -30,20 +30,21 @@ __all__ = ["StreamHandle", "lent"]
 class StreamHandle(ABC):
     """A handle on the stream of one executor.
 
-    Guarantees: given back exactly once, as its executor is closed or goes, and then another executor's, behind the work
-    of the first. It is destroyed with its device: to destroy one that was used waits for the whole context, which ends
-    captures of others. Where the device is lost nothing is destroyed: there is no context left to do it in.
+    Guarantees: when its executor is closed or collected, the handle is returned to the device exactly once; the next
+    executor that uses it waits for the work of the first. Handles are destroyed with their device, because destroying
+    a used handle waits for the whole context, which would end the captures of other threads. On a lost device nothing
+    is destroyed, because its context is gone.
     """
 
     __slots__ = ("_device", "_last", "_stream", "_target", "c_handle")
 
     name: ClassVar[str]  # of the library
-    kind: ClassVar[Any]  # the handle's type in ctypes
+    kind: ClassVar[Any]  # the ctypes type of the handle
 
     def __init__(self, executor: CudaExecutor) -> None:
         self.c_handle = self.kind()
         self._device, self._target = executor.device, executor.target
-        self._stream: int | None = -1  # none that exists
+        self._stream: int | None = -1  # the stream that is set in the handle; none yet
         self._last = executor.stream.stream if isinstance(executor.stream, QuietStream) else executor.stream
         try:
             self.c_handle, _ = executor.device.idle[self.name].pop()
@@ -55,27 +56,27 @@ class StreamHandle(ABC):
         self.follow()
 
     def make(self, executor: CudaExecutor) -> None:
-        """Create the handle, in the executor's context; the library's error."""
+        """Create the handle in the executor's context; raises the library's error."""
         self.create(self.c_handle)
 
     @staticmethod
     @abstractmethod
     def create(c_handle: Any) -> None:
-        """Make what the handle stands for; the library's error."""
+        """Call the library's function that creates a handle; raises its error."""
 
     @staticmethod
     @abstractmethod
     def destroy(c_handle: Any) -> int:
-        """Its end, with the library's status."""
+        """Call the library's function that destroys a handle; returns its status."""
 
     @staticmethod
     @abstractmethod
     def set_stream(c_handle: Any, stream: int | None) -> None:
-        """Have it enqueue there; the library's error."""
+        """Set the stream that the library enqueues on; raises its error."""
 
     @classmethod
     def of(cls, executor: CudaExecutor) -> Self:
-        """The one handle of an executor that is open; only the executor's own thread may ask."""
+        """The handle of an open executor; only the executor's own thread may call this."""
         executor.check()
         found: Self | None = executor.handles.get(cls.name)
         if found is None:
@@ -84,7 +85,7 @@ class StreamHandle(ABC):
         return found
 
     def follow(self) -> Any:
-        """The handle, on the stream that the executor's plans enqueue on now: its own, or a recorder's."""
+        """The handle, set to the stream that plans enqueue on now: the executor's own, or a recorder's."""
         stream = self._target.value
         if stream != self._stream:
             self.set_stream(self.c_handle, stream)
@@ -92,9 +93,9 @@ class StreamHandle(ABC):
         return self.c_handle
 
     def close(self) -> None:
-        """Give it back; a second call does nothing."""
+        """Return the handle to the device; a second call does nothing."""
         if self.c_handle.value and self._device.fault is None:
-            with suppress(CudaError, DispatchError):  # of a stream under capture, whose work is not run as yet
+            with suppress(CudaError, DispatchError):  # a stream under capture, whose work has not run yet
                 self._device.releases.side.wait_for_uses(self._last)
             self._device.idle[self.name].append((self.c_handle, self.destroy))
         self.c_handle = self.kind()
@@ -105,16 +106,16 @@ class StreamHandle(ABC):
 
 
 def lent(executor: CudaExecutor, name: str, make: Callable[[], Any], destroy: Callable[[Any], int]) -> Any:
-    """A handle that an executor has left, or else a new one, until this executor is closed: then another has it.
+    """A handle that a closed executor has returned, or a new one; this executor returns it when it is closed.
 
-    To destroy one ends all captures, so that goes with the device.
+    Handles are destroyed with the device, because destroying one ends all captures.
     """
     try:
         c_handle, _ = executor.device.idle[name].pop()
     except IndexError:
         with executor.device.context:
             c_handle = make()
-    # Which keeps no executor alive.
+    # The arguments do not keep the executor alive.
     executor.at_close.append(partial(_give_back, executor.device, name, c_handle, destroy))
     return c_handle
 

@@ -1,9 +1,9 @@
-"""The op families: where each op is and where its rows are. A new family adds its line here, and one for
-type checkers in dispatch/__init__.py.
+"""The op families: where each op is defined, and where its rows are.
 
-A small family is one file and its cases; a large one a folder whose files have the same names as in every other:
-request, reference, rules, the libraries, cases, mutations. `dispatch` has the names in `__all__` of every family and
-imports it when one of them is first used.
+A new family needs a line here, and one for type checkers in dispatch/__init__.py. A small family is one file and its
+cases. A large one is a folder, whose files have the same names in all families: request, reference, rules, the
+libraries, cases, mutations. `dispatch` exports the names in `__all__` of every family, and imports a family when one of
+its names is first used.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
                                                "random_truncated_normal", "random_permutation", "random_choice",
                                                "random_multinomial")),
 }
-# A file with rows for some of its family's ops alone, and these.
+# Files with rows for only some of the ops of a family, and these ops.
 ONLY = {
     "own_blas":       ("axpy", "nrm2", "symv", "hemv"),
     "cufft":          ("dft", "callback_dft", "half_dft", "dct", "dst"),

@@ -22,13 +22,13 @@ __all__ = ["MUTATIONS", "named"]
 
 
 def named(request: Any, result: Any) -> dict[str, Tensor]:
-    """The outputs by the names of their results."""
+    """The outputs by name."""
     del request
     return {f"out[{g}]": t for g, t in enumerate(result)} if isinstance(result, tuple) else {"out": result}
 
 
 def _matrices(request: Any) -> tuple[Array, Array, int]:
-    """A, and B of the first group that has rows; and which group that is."""
+    """A, the B of the group with the most rows, and the number of that group."""
     if hasattr(request, "extents"):
         return np.asarray(request.a[0]), np.asarray(request.b[0]), 0
     ends = np.asarray(request.ends)
@@ -51,13 +51,13 @@ def _with_a(request: Any, columns: Any) -> Results:
 
 
 def one_k(request: Any) -> Results | None:
-    """One k left out, of the first product or of all groups."""
+    """One term of each sum is left out, in the first product or in all groups."""
     a, b, _ = _matrices(request)
     return _with_a(request, typical_k(a, b))
 
 
 def half_of_k(request: Any) -> Results | None:
-    """Products over half of k."""
+    """The second half of each sum is left out."""
     return _with_a(request, slice(_matrices(request)[0].shape[-1] // 2, None))
 
 
@@ -67,7 +67,7 @@ def alpha(request: Any) -> Results | None:
 
 
 def b_of_next(request: Any) -> Results | None:
-    """A group with B of the next."""
+    """A group is multiplied by the B of the next one."""
     if hasattr(request, "extents") or request.groups < 2:
         return None
     _, _, group = _matrices(request)
@@ -77,7 +77,7 @@ def b_of_next(request: Any) -> Results | None:
 
 
 def row_of_next(request: Any) -> Results | None:
-    """The last row of a group taken for the next one's."""
+    """The last row of a group belongs to the next one."""
     if hasattr(request, "extents") or request.groups < 2:
         return None
     _, _, group = _matrices(request)
@@ -90,7 +90,7 @@ def row_of_next(request: Any) -> Results | None:
 
 
 def products_exchanged(request: Any) -> Results | None:
-    """Two products of the same extents with each other's B."""
+    """Two products of the same extents have exchanged their B."""
     extents = getattr(request, "extents", None)
     if extents is None or extents[0] != extents[1]:
         return None
@@ -98,7 +98,7 @@ def products_exchanged(request: Any) -> Results | None:
 
 
 def activation(request: GroupedMatmulRequest) -> Results | None:
-    """The epilogue left out."""
+    """The epilogue is left out."""
     return None if getattr(request, "epilogue", None) is None else _reference(request, epilogue=None)
 
 

@@ -1,7 +1,7 @@
 """The plan of a product with a CUTLASS kernel for sm_100a or sm_120a: alpha · A · B + beta · C.
 
-`plan` serves the table's Blackwell rows. Tests compile the kernels, but they have run on no machine yet, as their rows
-say. Their parameters are prepared like those of Hopper's kernels.
+`plan` makes the plans of the table's Blackwell rows. Tests compile the kernels, but they have not run on any GPU yet,
+as `run_on` of their rows shows. Their parameters are prepared like those of Hopper's kernels.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def plan(request: MatmulRequest, executor: CudaExecutor, row: Row) -> Plan:
     """Bind a request to an executor: compile or load the kernel, prepare its parameters."""
     arch = executor.device.arch
     if arch not in ARCHES or arch < row.min_arch:
-        raise Refused(f"needs sm_100 or sm_120, whose own instructions the kernel is made of, has {arch}")
+        raise Refused(f"needs sm_100 or sm_120, for instructions that only these GPUs have, has {arch}")
     return BlackwellPlan(request, executor, row)
 
 

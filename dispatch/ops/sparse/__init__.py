@@ -1,16 +1,16 @@
 """Sparse linear algebra: products with dense vectors and matrices, triangular systems, sparse products, solvers.
 
-Carried out by cuSPARSE and cuDSS, or by SciPy on the host. A sparse operand of a request is three tensors and a
-`SparseForm` (form.py); `SparseTensor` (tensor.py) holds them, knows those of SciPy, CuPy and torch (sources.py), and
-unpacks into them. The files:
+cuSPARSE, cuDSS, cuSOLVER and kernels of this library compute them on a GPU, SciPy on the host. A sparse operand of a
+request is three tensors and a `SparseForm` (form.py). A `SparseTensor` (tensor.py) contains these and unpacks into
+them; it can be made from matrices of SciPy, CuPy and torch (sources.py). The files:
 
 - requests: products, batched, compiled (with semirings), solves, incomplete, sparse_products, vectors, tridiagonal,
   pentadiagonal, ell, sorting, pruning, conversions, bsr_conversions, compression; their algorithms, and rules of rows;
 - plans of cuSPARSE: cusparse and the files whose names begin so, tune;
 - kernels of this library, and their plans: check (of indices), compression_kernels and own_compression, bsr_kernels and
-  own_bsr, sampled_kernels and own_sampled (SDDMM), product_kernels and own_product (SpMV), semiring_kernels,
-  semiring_tiles and own_compiled (products with the caller's operators), plain_operators and own_matrix (SpMM, and
-  batches, by the same kernel);
+  own_bsr, block_product_kernels and own_block_product (SpMM of BSR), sampled_kernels and own_sampled (SDDMM),
+  product_kernels and own_product (SpMV), semiring_kernels, semiring_tiles and own_compiled (products with the caller's
+  operators), plain_operators and own_matrix (SpMM, and batches, by the same kernel);
 - iterative solvers: krylov, krylov_kernels and a file for each method, own_krylov (the plan), krylov_reference,
   block_jacobi and own_block_jacobi (inverses of diagonal blocks, and their plan);
 - direct solvers: direct, direct_lists, list_rules, cudss and the files whose names begin so, refinement_kernels,
@@ -87,7 +87,7 @@ ell_plan = plan_call("ell_plan", "dispatch.ops.sparse.cusparse_ell", "A plan of 
 pruning_plan = plan_call("pruning_plan", "dispatch.ops.sparse.cusparse_pruning", "A plan of cuSPARSE's pruneDense2csr.")
 sorting_plan = plan_call("sorting_plan", "dispatch.ops.sparse.cusparse_sorting", "A plan of one of cuSPARSE's sorts.")
 compiled_plan = plan_call(
-    "compiled_plan", "dispatch.ops.sparse.cusparse_compiled", "A plan of a product with operators of the caller's."
+    "compiled_plan", "dispatch.ops.sparse.cusparse_compiled", "A plan of a product with the caller's operators."
 )
 batched_plan = plan_call("batched_plan", "dispatch.ops.sparse.cusparse_batched", "A plan of a batch of products.")
 incomplete_plan = plan_call(
@@ -135,7 +135,7 @@ cusparse_plan = plan_call("cusparse_plan", "dispatch.ops.sparse.cusparse", "A pl
 compression_plan = plan_call(
     "compression_plan",
     "dispatch.ops.sparse.cusparse_compression",
-    "A plan of offsets made indices by cuSPARSE, or the reverse.",
+    "A plan that converts offsets to indices by cuSPARSE, or the reverse.",
 )
 
 sparse_mv, spmm = request_function(SparseMvRequest, "sparse_mv"), request_function(SpmmRequest, "spmm")
@@ -173,7 +173,7 @@ _of_lists: Any = request_function(BatchedSpsolveListRequest, "spsolve_batched")
 
 
 def _spsolve_batched(values: Any, *more: Any, **named: Any) -> Any:
-    """Run the request that the operands are for: lists of matrices make the one, values of one pattern the other."""
+    """Run the request for lists of matrices, or the one for the values of one pattern."""
     function = _of_lists if isinstance(values, (list, tuple)) else _of_one_pattern
     return function(values, *more, **named)
 

@@ -18,8 +18,8 @@ __all__ = ["QueueOwner"]
 class QueueOwner(WorkerOwner, Protocol):
     device: Any  # a SharedHost or SharedCuda
     queues: list[Any]  # RemoteQueues
-    numbers: itertools.count[int]  # for each sending of a request
-    names: itertools.count[int]  # for each request that is defined in a child
+    numbers: itertools.count[int]  # one for each time that a request is sent
+    names: itertools.count[int]  # one for each request that is defined in a child
     release_reader: bool
 
     def wake_monitor(self) -> None: ...
