@@ -95,10 +95,12 @@ PRODUCTS = (
       for op, rules in (("spmm", MATRIX), ("spmm_batched", STACKED)) for one in (F16, F32)),
     *(Row(op,                (BF16, one), None, rules, SM80, None, (), *MULTIPLY_MATRIX)
       for op, rules in (("spmm", MATRIX), ("spmm_batched", STACKED)) for one in (BF16, F32)),
-    *(Row("spmm",            (one, one), None, OVER_BLOCKS, SM75, None, (), *MULTIPLY_BLOCKS)
-      for one in (F32, F64, C64, C128)),
-    *(Row("spmm",            (F16, one), None, OVER_BLOCKS, SM75, None, (), *MULTIPLY_BLOCKS) for one in (F16, F32)),
-    *(Row("spmm",            (BF16, one), None, OVER_BLOCKS, SM80, None, (), *MULTIPLY_BLOCKS) for one in (BF16, F32)),
+    *(Row(op,                (one, one), None, OVER_BLOCKS, SM75, None, (), *MULTIPLY_BLOCKS)
+      for op in ("spmm", "spmm_batched") for one in (F32, F64, C64, C128)),
+    *(Row(op,                (F16, one), None, OVER_BLOCKS, SM75, None, (), *MULTIPLY_BLOCKS)
+      for op in ("spmm", "spmm_batched") for one in (F16, F32)),
+    *(Row(op,                (BF16, one), None, OVER_BLOCKS, SM80, None, (), *MULTIPLY_BLOCKS)
+      for op in ("spmm", "spmm_batched") for one in (BF16, F32)),
 )
 # Results of 16 bits may be f32.
 OPERATED = tuple(

@@ -1,4 +1,4 @@
-"""The kernel of a matrix of blocks times a dense matrix in CUDA C++: BSR of any block size, not transposed.
+"""The kernel of a matrix of blocks times a dense matrix, or of a batch, in CUDA C++: BSR of any blocks, not transposed.
 
 A thread block computes a tile of C: the rows of one row of A's blocks, or MAX_HIGH of them, and some columns. Along
 that row of blocks the columns of all blocks are numbered consecutively: in each step, STEP of these columns of A and
@@ -74,6 +74,7 @@ typedef REAL Real;
 struct alignas(sizeof(STORED) * PARTS) Number { STORED part[PARTS]; };
 struct alignas(sizeof(RESULT) * PARTS) Result { RESULT part[PARTS]; };
 struct alignas(sizeof(Real) * PARTS) Sum { Real part[PARTS]; };
+struct BatchStrides { Int values, offsets, places, b, c, out; };  // in elements from one matrix to the next
 template <int COUNT> struct alignas(16) Line { Sum at[COUNT]; };  // so that a thread reads its vectors at once
 const int LANES = TILE_WIDE / COLUMNS, LINES = (TILE_HIGH + ROWS - 1) / ROWS, THREADS = LINES * LANES;
 const int A_LINE = LINES * ROWS + PAD, B_LINE = TILE_WIDE + PAD;
@@ -112,20 +113,30 @@ __device__ int step_of(int load) { return B_BY_COLUMNS ? load % STEP : load / TI
 __device__ int place_of(int load) { return B_BY_COLUMNS ? load / STEP : load % TILE_WIDE; }
 
 // Blocks have HIGH rows and WIDE columns, one row after another. `parts`: the tiles of C's rows in a row of blocks;
-// `tiles`: those of C's columns. Without `c` nothing is added.
+// `tiles`: those of C's columns; `each`: the thread blocks of one product. Without `c` nothing is added.
 extern "C" __global__ void __launch_bounds__(THREADS, THREADS < 512 ? 512 / THREADS : 1) multiply_blocks(
     const Number* __restrict__ values, const LINE* __restrict__ offsets, const PLACE* __restrict__ places,
     const Number* __restrict__ b, const Result* c, Result* out, Sum alpha, Sum beta, Int count, Int base, Int columns,
-    Int b_row, Int b_column, Int c_row, Int c_column, Int out_row, Int out_column, int parts, int tiles)
+    Int b_row, Int b_column, Int c_row, Int c_column, Int out_row, Int out_column, int parts, int tiles, int each,
+    BatchStrides strides)
 {
     __shared__ Line<A_LINE> a_step[STEP];
     __shared__ Line<B_LINE> b_step[STEP];
     __shared__ PLACE staged[STAGED];
     const int thread = threadIdx.x, lane = thread % LANES, line = thread / LANES;
-    const Int number = blockIdx.x / tiles, block_row = number / parts;
-    const int first_row = (int)(number % parts) * TILE_HIGH, left = HIGH - first_row;
+#if BATCHED
+    const int own = blockIdx.x % each;
+    const Int matrix = blockIdx.x / each;
+    values += matrix * strides.values, offsets += matrix * strides.offsets, places += matrix * strides.places;
+    b += matrix * strides.b, out += matrix * strides.out;
+    if (c) c += matrix * strides.c;
+#else
+    const int own = blockIdx.x;
+#endif
+    const int number = own / tiles, block_row = number / parts;
+    const int first_row = number % parts * TILE_HIGH, left = HIGH - first_row;
     const int rows = left < TILE_HIGH ? left : TILE_HIGH;
-    const Int first_column = (Int)(blockIdx.x % tiles) * TILE_WIDE, rest = columns - first_column;
+    const Int first_column = (Int)(own % tiles) * TILE_WIDE, rest = columns - first_column;
     const int wide = rest < TILE_WIDE ? (int)rest : TILE_WIDE;
 
     // Offsets that fall or are too large may not lead out of A.
@@ -202,7 +213,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, THREADS < 512 ? 512 / THRE
     for (int i = 0; i < ROWS; ++i) {
         const int row = line * ROWS + i;
         if (row >= rows) break;
-        const Int at_row = block_row * HIGH + first_row + row;
+        const Int at_row = (Int)block_row * HIGH + first_row + row;
 #pragma unroll
         for (int j = 0; j < COLUMNS; ++j) {
             const int column = lane * COLUMNS + j;
@@ -232,12 +243,14 @@ class Read(NamedTuple):
         widths: bytes of an offset, and of a block's column.
         is_large: whether indices of A's elements need 64 bits.
         b: the strides of B's rows and columns.
+        batched: whether there are several products.
     """
 
     block: tuple[int, int]
     widths: tuple[int, int]
     is_large: bool
     b: tuple[int, int]
+    batched: bool
 
 
 def options(dtype: Dtype, result: Dtype, tile: Tile, read: Read) -> tuple[str, ...]:
@@ -264,5 +277,6 @@ def options(dtype: Dtype, result: Dtype, tile: Tile, read: Read) -> tuple[str, .
         "B_ROW": "1" if read.b[0] == 1 else "b_row",
         "B_COLUMN": "1" if read.b[1] == 1 else "b_column",
         "B_BY_COLUMNS": int(read.b[0] == 1 and read.b[1] != 1),
+        "BATCHED": int(read.batched),
     }
     return "-std=c++17", *(f"-D{name}={word}" for name, word in words.items())

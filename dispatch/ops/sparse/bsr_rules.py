@@ -36,7 +36,7 @@ def untransposed_blocks(request: Any) -> str:
 
 def several_columns(request: Any) -> str:
     """A B of several columns, or blocks that cuSPARSE does not take; any number if the request names the library."""
-    columns, (high, wide) = request.b.shape[1], request.form.block
+    columns, (high, wide) = request.b.shape[-1], request.form.block
     if columns >= MIN_COLUMNS or high != wide or request.library == "own":
         return ""
     return f"needs at least {MIN_COLUMNS} columns of b, blocks that are not square, or library own, has {columns}"

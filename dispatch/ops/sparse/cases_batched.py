@@ -59,14 +59,15 @@ def batched_cases(row: Row) -> list[MadeCase]:
     """Each kind of batch in each op."""
     dtypes, library = row.dtypes, row.stands_for or row.library
     is_own, listed = library == "own", []
-    named = SparseFormat.named(row.variant) or SparseFormat.CSR
+    named = SparseFormat.BSR if row.variant == "blocks" else SparseFormat.named(row.variant)
     for turn, (kind, trans, base) in enumerate(product(KINDS, tuple(Operation), (0, 1))):
-        of = (SparseFormat.CSR if trans is Operation.N else SparseFormat.CSC) if is_own else named
-        # For requests that this library's kernel also supports, cuSPARSE must be named.
-        requested = library if not is_own and turn % 4 != 1 else None
+        contiguous = SparseFormat.CSR if trans is Operation.N else SparseFormat.CSC  # rows of op(A)
+        of = named or (contiguous if is_own else SparseFormat.CSR)
+        # For requests that this library's kernels also support, cuSPARSE must be named.
+        requested = None if is_own or (turn % 4 == 1 and of is not SparseFormat.BSR) else library
         one = Form(of, kind, Operation.N if of is SparseFormat.BSR else trans, base, turn, requested)
         listed.append(MadeCase(f"{dtypes[0]}-{turn}", partial(check, dtypes, one)))
-    nothing = Form(SparseFormat.CSR if is_own else named, NOTHING, Operation.N, 0, 0, None if is_own else library)
+    nothing = Form(named or SparseFormat.CSR, NOTHING, Operation.N, 0, 0, None if is_own else library)
     return [*listed, MadeCase(f"{dtypes[0]}-nothing", partial(check, dtypes, nothing))]
 
 

@@ -1,4 +1,4 @@
-"""Plans of a matrix of blocks times a dense one by the kernel of block_product_kernels.py: one launch."""
+"""Plans of a matrix of blocks times a dense one, or of a batch: one launch of block_product_kernels.py's kernel."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from dispatch.errors import Refused
 from dispatch.keys import C128, F64
 from dispatch.libraries.cusparse.calls import IdlePlan
 from dispatch.libraries.nvrtc.launching import LaunchPlan, number_of
+from dispatch.ops.sparse.batched_rules import BLOCK_AXES, nnz_of
 from dispatch.ops.sparse.block_product_kernels import NAME, SOURCE, Read, options, tile_of
+from dispatch.ops.sparse.own_matrix import MATRIX, batch_stride
+from dispatch.ops.sparse.plain_operators import BatchStrides
 
 if TYPE_CHECKING:
     from dispatch.core.request import Plan
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["plan"]
 
+PARTS = {"values": BLOCK_AXES, "rows": 1, "columns": 1}  # the parts of a matrix, and their axes
 FEW = 256  # thread blocks: fewer do not fill a GPU
 MAX_BLOCKS = 2**31 - 1  # of a launch
 MAX_INT, SLACK = 2**31 - 1, 64  # a step may reach beyond the last block
@@ -29,17 +33,18 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     if not out.size:
         return IdlePlan(row, capture_safe=False)
     form, dtype = request.form, request.values.dtype
-    (high, wide), columns = form.block, out.shape[1]
-    lines, count = form.shape[0] // high, request.values.shape[0]
+    (high, wide), columns = form.block, out.shape[-1]
+    lines, count = form.shape[0] // high, nnz_of(request)
+    batch = out.shape[0] if len(out.shape) > MATRIX else 1
     work = 16 if dtype is C128 else 8 if dtype is F64 or dtype.is_complex else 4
     tile = tile_of(high, columns, work, few=False)
-    if blocks_of(lines, high, columns, tile) < FEW:
+    if batch * blocks_of(lines, high, columns, tile) < FEW:
         tile = tile_of(high, columns, work, few=True)
-    blocks = blocks_of(lines, high, columns, tile)
-    if blocks > MAX_BLOCKS:
-        raise Refused(f"needs at most {MAX_BLOCKS:,} tiles of the result, has {blocks:,}")
+    each = blocks_of(lines, high, columns, tile)
+    if batch * each > MAX_BLOCKS:
+        raise Refused(f"needs at most {MAX_BLOCKS:,} tiles of the results, has {batch * each:,}")
     widths = request.rows.dtype.itemsize, request.columns.dtype.itemsize
-    read = Read((high, wide), widths, (count + SLACK) * high * wide > MAX_INT, b.strides)
+    read = Read((high, wide), widths, (count + SLACK) * high * wide > MAX_INT, b.strides[-MATRIX:], batch > 1)
     kernel = SOURCE, NAME, options(dtype, out.dtype, tile, read)
     added = request.layout_of("c") if request.reads_added else out
     place_of_c = request.place_of("c") if request.reads_added else None
@@ -47,10 +52,12 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     first = len(request.reads) + len(request.writes)
     filled = [*((ctypes.c_void_p(), place) for place in operands)]
     filled += [(number_of(dtype), first + request.numbers.index(name)) for name in ("alpha", "beta")]
-    extents = (count, form.base, columns, *b.strides, *added.strides, *out.strides)
-    parts, tiles = -(-high // tile.high), -(-columns // tile.wide)
-    arguments = (*map(ctypes.c_int64, extents), ctypes.c_int(parts), ctypes.c_int(tiles))
-    return LaunchPlan(executor, row, kernel, (blocks, tile.threads), filled, arguments)
+    extents = (count, form.base, columns, *(step for one in (b, added, out) for step in one.strides[-MATRIX:]))
+    numbers = (-(-high // tile.high), -(-columns // tile.wide), each)
+    strides = [batch_stride(request.layout_of(name), axes) for name, axes in PARTS.items()]
+    strides += [batch_stride(layout, MATRIX) for layout in (b, added, out)]
+    arguments = (*map(ctypes.c_int64, extents), *map(ctypes.c_int, numbers), BatchStrides(*strides))
+    return LaunchPlan(executor, row, kernel, (batch * each, tile.threads), filled, arguments)
 
 
 def blocks_of(lines: int, high: int, columns: int, tile: Any) -> int:

@@ -108,10 +108,12 @@ class SpmmRequest(ProductRequest):
         out: (m, k), or (n, k).
         algorithm: a `SpmmAlgorithm` for the format of A.
 
-    A kernel of this library gives the same bits in each run, and supports B and C of any strides. It computes CSR with
-    `trans` "n", and CSC with another `trans`, if `algorithm` is left out and B has four columns or more, or A few
-    elements; `library="own"` selects only this kernel. Else, and without NVRTC, cuSPARSE computes the product; it
-    promises the same bits, also for a graph, only for CSR_ALG3 and COO_ALG2 with `trans` "n".
+    Kernels of this library give the same bits in each run, and support B and C of any strides. If `algorithm` is left
+    out, one computes CSR with `trans` "n", and CSC with another `trans`, if B has two columns or more, or A few
+    elements; another one computes BSR with `trans` "n" and blocks of any size, if B has two columns or more, or the
+    blocks are not square. `library="own"` selects only these kernels. Else, and without NVRTC, cuSPARSE computes the
+    product, of BSR only with square blocks; it promises the same bits, also for a graph, only for CSR_ALG3 and COO_ALG2
+    with `trans` "n".
     """
 
     op: ClassVar[str] = "spmm"

@@ -148,7 +148,7 @@ def test_of_csc_there_is_a_call_for_each(trans, executor, rng):
 
 
 @pytest.mark.parametrize("shared", [(), ("rows",), ("rows", "columns"), ("values", "rows", "columns")])
-def test_of_blocks_there_is_a_call_for_each(shared, executor, rng):
+def test_of_blocks_cusparse_is_called_for_each(shared, executor, rng):
     columns = np.sort(np.argsort(rng.random((3, 2, 3)), axis=2)[:, :, :2], axis=2).reshape(3, 4).astype("i4")
     parts = {"values": rng.standard_normal((3, 4, 2, 2)), "rows": np.tile(np.arange(0, 5, 2, "i4"), (3, 1))}
     parts["columns"] = columns
@@ -163,9 +163,8 @@ def test_of_blocks_there_is_a_call_for_each(shared, executor, rng):
     )
     given = [DEV.array(parts[name][0] if name in shared else parts[name]) for name in ("values", "rows", "columns")]
     b, c = rng.standard_normal((3, 6, 4)), rng.standard_normal((3, 4, 4))
-    request = dp.BatchedSpmmRequest(
-        *given, dp.SparseForm("bsr", (4, 6), 0, (2, 2)), DEV.array(b), c=DEV.array(c), beta=2
-    )
+    form = dp.SparseForm("bsr", (4, 6), 0, (2, 2))
+    request = dp.BatchedSpmmRequest(*given, form, DEV.array(b), c=DEV.array(c), beta=2, library="cusparse")
     np.testing.assert_allclose(made(request, executor)[1], dense @ b + 2 * c)
     np.testing.assert_allclose(dp.run(request).numpy(), dense @ b + 2 * c)
     assert executor.library.called.count("cusparseSpMM") == 3

@@ -17,6 +17,7 @@ from dispatch.libraries.nvrtc.kernel import Kernel
 from dispatch.ops.sparse import block_product_kernels as kernels
 from dispatch.ops.sparse import own_block_product
 from dispatch.ops.sparse.cases import cases
+from dispatch.ops.sparse.plain_operators import BatchStrides
 from dispatch.table.select import select
 from dispatch.testing.check import ROUNDOFF
 
@@ -26,12 +27,14 @@ blocks_on_cpu = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(blocks_on_cpu)
 
 GPU = Arch(90)
-ROWS = [row for row in dp.TABLE.of("spmm") if row.function == kernels.NAME and row.min_arch != HOST]
+OPS = ("spmm", "spmm_batched")
+ROWS = [row for op in OPS for row in dp.TABLE.of(op) if row.function == kernels.NAME and row.min_arch != HOST]
 QUICK = ("f32", "c128")  # kernels are compiled for each dtype and block, which takes a second: others are exhaustive
 PARAMETERS = (
     *("const Number* elements", "const LINE* offsets", "const PLACE* places", "const Number* b", "const Result* c"),
     *("Result* out", "Sum alpha", "Sum beta", "Int count", "Int base", "Int columns", "Int b_row", "Int b_column"),
-    *("Int c_row", "Int c_column", "Int out_row", "Int out_column", "int parts", "int tiles"),
+    *("Int c_row", "Int c_column", "Int out_row", "Int out_column", "int parts", "int tiles", "int each"),
+    "BatchStrides strides",
 )
 DEV = None
 
@@ -67,7 +70,7 @@ def executor(on_cpu, monkeypatch):
         words = dict(option[2:].split("=") for option in chosen[1:])
         real = ctypes.c_double if words["REAL"] == "double" else ctypes.c_float
         sum_of = type("Sum", (ctypes.Structure,), {"_fields_": [("part", real * int(words["PARTS"]))]})
-        by_value = {"Sum": sum_of, "Int": ctypes.c_int64, "int": ctypes.c_int}
+        by_value = {"Sum": sum_of, "Int": ctypes.c_int64, "int": ctypes.c_int, "BatchStrides": BatchStrides}
         kinds = [by_value.get(one.rpartition(" ")[0], ctypes.c_void_p) for one in PARAMETERS]
         given = [kind.from_address(at) for kind, at in zip(kinds, pointers, strict=True)]
         made.launched.append((words, blocks, threads))
@@ -191,6 +194,40 @@ def test_strides_and_what_is_added(how, executor, rng):
     assert words["B_COLUMN"] == ("1" if how[0] == "rows" else "b_column")
 
 
+@pytest.mark.parametrize("shared", ["nothing", "pattern", "matrix", "b"])
+def test_batches(shared, executor, rng):
+    """Each matrix has its own tiles; parts without a batch axis, and a B with a stride of 0, are the same for all."""
+    batch, block, columns = 3, (6, 4), 70
+    made = [matrix_of(rng, [2, 0, 5], 4, block) for _ in range(batch)]
+    if shared == "matrix":
+        made = [made[0]] * batch
+    if shared == "pattern":  # and other values
+        (first, rows, places, form), _ = made[0]
+        made = [made[0]]
+        for _ in range(batch - 1):
+            values = drawn(rng, F32, *first.shape)
+            dense = sp.bsr_array((values, places.numpy(), rows.numpy()), form.shape).toarray().astype("f8")
+            made.append(([DEV.array(values), rows, places, form], dense))
+    parts = [
+        made[0][0][at] if shared == "matrix" or (shared == "pattern" and at) else stacked(one[0][at] for one in made)
+        for at in range(3)
+    ]
+    b, c = drawn(rng, F32, batch, 16, columns), drawn(rng, F32, batch, 18, columns)
+    right = DEV.array(b)
+    if shared == "b":
+        b[:] = b[0]
+        right = DEV.array(b[0]).strided(b.shape, (0, columns, 1))
+    request = dp.BatchedSpmmRequest(*parts, made[0][0][3], right, c=DEV.array(c), beta=0.5)
+    found = result_of(request, executor)
+    for one, (_, dense) in enumerate(made):
+        check(found[one], dense, b[one], F32, 20, c[one], 1.0, 0.5)
+    assert len(executor.launched) == 2, "one launch for each of the two runs"
+
+
+def stacked(parts):
+    return DEV.array(np.stack([part.numpy() for part in parts]))
+
+
 def test_an_added_operand_with_a_beta_of_0_is_not_read(executor, rng):
     operands, dense = matrix_of(rng, [2, 3], 3, (4, 4))
     b, c = drawn(rng, F32, 12, 6), np.full((8, 6), np.nan, np.float32)
@@ -257,7 +294,7 @@ def test_what_is_its_own_and_what_is_cusparses(rng):
 
 def test_too_many_tiles_are_refused(executor, rng, monkeypatch):
     monkeypatch.setattr(own_block_product, "MAX_BLOCKS", 1)
-    with pytest.raises(Refused, match=r"needs at most 1 tiles of the result, has 2"):
+    with pytest.raises(Refused, match=r"needs at most 1 tiles of the results, has 2"):
         plan_of(request_of(rng), executor)
 
 
@@ -292,6 +329,6 @@ def test_nvrtc_compiles_it(dtype):
     item = 16 if dtype is C128 else 8 if dtype is F64 or dtype.is_complex else 4
     tile = kernels.tile_of(32, 64, item, few=False)
     for strides, is_large in (((64, 1), False), ((1, 300), True)):
-        chosen = kernels.options(dtype, dtype, tile, kernels.Read((32, 16), (8, 4), is_large, strides))
+        chosen = kernels.options(dtype, dtype, tile, kernels.Read((32, 16), (8, 4), is_large, strides, is_large))
         kernel = Kernel(kernels.SOURCE, kernels.NAME, lambda _: None, chosen)
         assert blocks_on_cpu.kernels_on_cpu.size_for_sm_90(kernel) > 0
