@@ -206,6 +206,7 @@ def bsr(side: Side, *, tiny: bool, quick: bool) -> Iterator[Line]:
             "as CSR": lambda a=c, b=right: lambda _: dp.spmm(*a.parts, b),
         }
         if not side.device.is_host:
+            makers["cusparse"] = lambda a=a, b=right: lambda _: dp.spmm(*a.parts, b, library="cusparse")
             makers["torch"] = torch_side
         expected = flat.astype("f8") @ b[:, :LOOKED_AT].astype("f8")
         yield Line(f"{nnz:.0e} f4, blocks of {size}", makers, expected, columns_of, BOUNDS["f4"])
