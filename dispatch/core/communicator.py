@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol
 
 from dispatch.checks import check_number
-from dispatch.errors import BadRequest, Closed, CollectiveError
+from dispatch.errors import BadRequest, Closed, CollectiveError, RankLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,6 +46,7 @@ class Communicator(ABC):
         generation: its number among the communicators of its world, from 0.
         deadline: seconds that a collective may take.
         error: the error that it failed with, None while it works.
+        calls: how many calls of all ranks this one has begun, where a library counts them (`count_call`).
     """
 
     library: ClassVar[str]  # the name that rows and plans match
@@ -59,6 +60,8 @@ class Communicator(ABC):
         self.generation, self.deadline = generation, float(deadline)
         self.error: CollectiveError | None = None
         self.closed = False
+        self.calls = 0
+        self._left: dict[int, int] = {}  # the ranks that have closed theirs, and how many calls they had begun
         self.watchers: list[Callable[[CollectiveError], None]] = []  # called once, by the thread that fails it
         self.endings: list[Callable[[], object]] = []  # called once, when it is closed
         self._failing = threading.Lock()
@@ -92,6 +95,24 @@ class Communicator(ABC):
         self.stop()
         for watcher in list(self.watchers):
             watcher(error)
+
+    def count_call(self) -> None:
+        """Count a call that all ranks make; RankLost if one of them has left before it."""
+        self.calls += 1
+        self._fail_without_left_ranks()
+        self.check()
+
+    def on_rank_left(self, rank: int, calls: int) -> None:
+        """A rank has closed its communicator after so many calls: fail if this one has begun more, or once it does."""
+        self._left[rank] = calls
+        self._fail_without_left_ranks()
+
+    def _fail_without_left_ranks(self) -> None:
+        missing = tuple(rank for rank, calls in sorted(self._left.copy().items()) if calls < self.calls)
+        if missing:
+            who = ", ".join(map(str, missing))
+            text = f"rank {who} has closed its world and does not make this call, number {self.calls}"
+            self.fail(RankLost(f"{self!r}: {text}", missing))
 
     def raise_failed(self, error: CollectiveError) -> NoReturn:
         """Call `fail` and raise the error; if it had failed before, the earlier one."""

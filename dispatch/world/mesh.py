@@ -38,6 +38,7 @@ class Mesh(ABC):
     Attributes:
         me: this member.
         lost: members whose connections have ended; `left` are those that said goodbye before.
+        goodbye: what this member says when it leaves; `goodbyes` are those of the members that have left.
         has_failed: whether this member leaves because of an error; to the others it then looks like a lost one.
         failed: the generations that have failed on other members, with the first message about each.
     """
@@ -47,19 +48,31 @@ class Mesh(ABC):
         self.has_failed = False
         self.lost: set[int] = set()
         self.left: set[int] = set()
+        self.goodbye: Message = {"kind": "bye"}
+        self.goodbyes: dict[int, Message] = {}
         self.changed = threading.Condition()
         self.inbox: list[tuple[int, Message]] = []
         self.failed: dict[int, tuple[int, Message]] = {}
         self.on_lost: Callable[[int], None] | None = None
         self.on_failed: Callable[[int], None] | None = None
+        self.on_left: Callable[[int], None] | None = None
 
     @abstractmethod
     def send(self, peer: int, message: Message) -> None:
         """Send a message; does nothing if the peer has ended."""
 
+    def leave(self, **facts: Any) -> None:
+        """Say goodbye to the other members, with facts for them, before `close`; they do not wait for this one."""
+        self.goodbye = {**self.goodbye, **facts}
+        self._say_goodbye()
+
     @abstractmethod
     def close(self) -> None:
         """Notify the other members that this one leaves; a second call does nothing."""
+
+    @abstractmethod
+    def _say_goodbye(self) -> None:
+        """Send `goodbye` to the other members."""
 
     def take(self, wanted: Callable[[int, Message], bool], until: float, ended: Callable[[], bool]) -> Any:
         """The first message with `wanted(sender, message)`, and its sender; None once `ended()`, or at `until`."""
@@ -78,6 +91,7 @@ class Mesh(ABC):
         with self.changed:
             if kind == "bye":
                 self.left.add(peer)
+                self.goodbyes[peer] = message
             elif kind == "failed":
                 self.failed.setdefault(message["generation"], (peer, message))
             else:
@@ -85,6 +99,8 @@ class Mesh(ABC):
             self.changed.notify_all()
         if kind == "failed" and self.on_failed is not None:
             self.on_failed(message["generation"])
+        if kind == "bye" and self.on_left is not None:
+            self.on_left(peer)
 
     def on_disconnect(self, peer: int) -> None:
         """Handle the end of the connection to a member."""
@@ -121,9 +137,12 @@ class ThreadMesh(Mesh):
                 other.on_disconnect(self.me)
 
     def close(self) -> None:
+        self._say_goodbye()
+
+    def _say_goodbye(self) -> None:
         for other in self.meshes:
             if other is not self:
-                other.on_message(self.me, {"kind": "bye"})
+                other.on_message(self.me, self.goodbye)
 
 
 # -- between processes ------------------------------------------------------------------------------------------------
@@ -237,12 +256,15 @@ class SocketMesh(Mesh):
     def close(self) -> None:
         if self._wake.fileno() == -1:
             return
-        for peer in () if self.has_failed else self._sockets:  # a failed member ends its connections without a goodbye
-            self.send(peer, {"kind": "bye"})
+        self._say_goodbye()
         with contextlib.suppress(OSError):
             self._wake.send(b"x")
         self._thread.join()
         self._wake.close()
+
+    def _say_goodbye(self) -> None:
+        for peer in () if self.has_failed else self._sockets:  # a failed member ends its connections without a goodbye
+            self.send(peer, self.goodbye)
 
 
 def _read_hello(connection: socket.socket, left: float) -> Message:

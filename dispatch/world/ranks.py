@@ -63,6 +63,7 @@ class RankWorld:
     # -- the present generation -----------------------------------------------------------------------------------
     def _attach_mesh(self, mesh: Mesh) -> None:
         mesh.on_lost, mesh.on_failed = self._on_member_lost, self._on_member_failed
+        mesh.on_left = self._on_member_left
         self._mesh = mesh
 
     def _start_generation(self, agreed: Membership) -> None:
@@ -72,6 +73,8 @@ class RankWorld:
         self.communicator.watchers.append(self._announce_failure)
         for member in self._mesh.lost & set(agreed.members) - self._mesh.left:
             self._on_member_lost(member)  # since the agreement
+        for member in tuple(self._mesh.goodbyes):
+            self._on_member_left(member)
         self._on_member_failed(agreed.generation)
 
     def _on_member_lost(self, member: int) -> None:
@@ -82,6 +85,16 @@ class RankWorld:
         rank = self.members.index(member)
         text = f"generation {self.generation}: rank {rank} of {self.size}, member {member}, has ended"
         communicator.fail(RankLost(text, (rank,)))
+
+    def _on_member_left(self, member: int) -> None:
+        """Fail the communicator as soon as it waits for a rank that has closed its world.
+
+        Other ranks may still be in the last call of that rank, whose data has been sent: calls are counted.
+        """
+        communicator, goodbye = getattr(self, "communicator", None), self._mesh.goodbyes[member]
+        if communicator is None or goodbye.get("generation") != self.generation or member not in self.members:
+            return
+        communicator.on_rank_left(self.members.index(member), goodbye["calls"])
 
     def _on_member_failed(self, generation: int) -> None:
         """Fail the communicator at once if another rank's has failed, because its next call would never end."""
@@ -141,6 +154,7 @@ class RankWorld:
         """Close the communicator and leave; a second call does nothing."""
         if not self.closed:
             self.closed = True
+            self._mesh.leave(generation=self.generation, calls=self.communicator.calls)  # before MPI waits to free it
             self.communicator.close()
             clear_failed(self.device, self.communicator)
             self._mesh.close()

@@ -195,11 +195,13 @@ class GlooCommunicator(Communicator):
     def compare(self, call: str) -> Callable[[], None]:
         """Begin to compare the description of a call between all ranks; the returned function waits for that.
 
-        It raises CollectiveError on all ranks if the descriptions differ. A digest of 8 bytes is exchanged.
+        It raises CollectiveError on all ranks if the descriptions differ, RankLost if a rank has closed its world and
+        does not make this call. A digest of 8 bytes is exchanged.
         """
         import torch
 
         dist = gloo()
+        self.count_call()
         digest = int.from_bytes(hashlib.blake2b(call.encode(), digest_size=8).digest(), "little", signed=True)
         maxima, options = torch.tensor([digest, ~digest]), dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.MAX

@@ -105,10 +105,12 @@ class MpiCommunicator(Communicator):
     def compare(self, call: str) -> Callable[[], None]:
         """Begin to compare the description of a call between all ranks; the returned function waits for that.
 
-        It raises CollectiveError on all ranks if the descriptions differ. A digest of 8 bytes is exchanged.
+        It raises CollectiveError on all ranks if the descriptions differ, RankLost if a rank has closed its world and
+        does not make this call. A digest of 8 bytes is exchanged.
         """
         import numpy as np
 
+        self.count_call()
         digest = int.from_bytes(hashlib.blake2b(call.encode(), digest_size=8).digest(), "little", signed=True)
         local, largest = np.array([digest, ~digest], np.int64), np.empty(2, np.int64)
         wait = self.begin(call, lambda: self.comm.Iallreduce(local, largest, mpi().MAX), local, largest)

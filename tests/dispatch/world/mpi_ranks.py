@@ -13,6 +13,7 @@ import numpy as np
 
 import dispatch as dp
 from dispatch.errors import CollectiveError
+from dispatch.libraries.mpi.process_exit import exit_without_finalize
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
@@ -145,6 +146,32 @@ def leave(_):
     except (CollectiveError, ValueError) as error:
         tell(member=member, error=[type(error).__name__, list(getattr(error, "ranks", ()))])
     MPI.COMM_WORLD.Barrier()  # the process of the rank that left lives on, and is no sign to the other
+
+
+def close(which):
+    """One rank closes its world without an error, before or while the other waits for it."""
+    from mpi4py import MPI
+
+    world = dp.World.from_mpi(deadline=PATIENCE)
+    member, begun, ended = world.rank, time.monotonic(), "in time"
+    summed(world)
+    if member == 1:
+        MPI.COMM_WORLD.recv(source=0)
+        world.close()
+        MPI.COMM_WORLD.send(None, dest=0)
+    else:
+        MPI.COMM_WORLD.send(None, dest=1)
+        if which == "before":
+            MPI.COMM_WORLD.recv(source=1)
+        try:
+            summed(world)
+        except CollectiveError as error:
+            ended = [type(error).__name__, list(error.ranks), "has closed its world" in str(error)]
+        if which == "while":
+            MPI.COMM_WORLD.recv(source=1)
+    tell(member=member, ended=ended, took=time.monotonic() - begun)
+    exit_without_finalize()  # the other ends without it, for which MPI_Finalize may wait
+    MPI.COMM_WORLD.Barrier()
 
 
 def end(_):

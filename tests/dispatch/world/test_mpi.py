@@ -95,6 +95,15 @@ def test_a_rank_that_leaves_its_world_by_an_error_is_lost_to_the_others_at_once(
     assert by_member == {0: ["RankLost", [1]], 1: ["ValueError", []]}
 
 
+@pytest.mark.parametrize("which", ["before", "while"])
+def test_a_rank_that_has_closed_its_world_is_not_waited_for(which):
+    told, done = ranks(2, "close", which)
+    assert (len(told), done.returncode) == (2, 0), done.stderr
+    by_member = {each["member"]: each for each in told}
+    assert by_member[0]["ended"] == ["RankLost", [1], True]
+    assert max(each["took"] for each in told) < PATIENCE / 2, "half the deadline"
+
+
 def test_a_program_that_ends_by_an_error_leaves_its_open_world_and_the_others_learn_so():
     told, done = ranks(3, "end")
     assert [each["error"][0] for each in told] == ["RankLost"] * 2, done.stderr
