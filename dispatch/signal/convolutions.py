@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from dispatch.checks import check_enum, check_int
+from dispatch.checks import as_python_ints, check_dtype, check_enum, check_int
 from dispatch.core.operand_checks import check_array
 from dispatch.errors import BadRequest
-from dispatch.keys import Choice, Dtype
+from dispatch.keys import Choice
 from dispatch.ops.fft import DftKind, dft
 from dispatch.ops.fft.request import result_dtype
 from dispatch.signal.framework_operands import copy_view, framework_operands
@@ -167,7 +167,7 @@ def _checked(
     first, second = tuple(in1.shape), tuple(in2.shape)
     checked_axes = _axes(first, second, axes)
     checked_mode = check_enum("mode", mode, ConvolutionMode)
-    kinds = [Dtype.of(one.dtype) for one in (in1, in2)]
+    kinds = [check_dtype(name, one.dtype) for name, one in (("in1", in1), ("in2", in2))]
     spectra = {result_dtype(kind, DftKind.C2C) for kind in kinds}
     if len(spectra) != 1 or None in spectra:
         expected = f"numbers whose precision is that of in1, {kinds[0]}"
@@ -190,7 +190,8 @@ def _axes(first: Shape, second: Shape, axes: Any) -> Shape:
     if axes is None:
         axes_used = tuple(range(rank))
     else:
-        axes_used = tuple(axes) if hasattr(axes, "__iter__") else (axes,)
+        axes = as_python_ints("axes", axes)
+        axes_used = axes if isinstance(axes, tuple) else (axes,)
         for axis in axes_used:
             check_int("axes", axis, -rank, rank - 1)
         axes_used = tuple(axis % rank for axis in axes_used)

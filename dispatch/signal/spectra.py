@@ -65,7 +65,8 @@ def stft(
         time_axis = checked_axis("x", signal, axis)
         for name, choice in (("return_onesided", return_onesided), ("padded", padded)):
             check_bool(name, choice)
-        signal = in_computed_precision(signal, is_needed=detrend is not False or boundary in ("odd", Boundary.ODD))
+        is_odd = isinstance(boundary, (str, Boundary)) and boundary in ("odd", Boundary.ODD)
+        signal = in_computed_precision(signal, is_needed=detrend is not False or is_odd)
         frames = frames_of(window, nperseg, noverlap, nfft, signal.shape[time_axis])
         factor = math.sqrt(_scale(frames, fs, scaling))
         axis_last = _last(signal, time_axis)
@@ -214,7 +215,7 @@ def _spectra(
     lines: Tensor, frames: Frames, fs: float, detrend: str | bool, one_sided: bool, factor: float
 ) -> tuple[Tensor, Array]:
     """The spectra of the frames of (batch, n), times `factor`: (batch, frames, frequencies); and the frequencies."""
-    if detrend is not False and detrend != "constant":
+    if detrend is not False and not (isinstance(detrend, str) and detrend == "constant"):
         raise BadRequest("detrend", shown(detrend), '"constant" or False')
     batch, n = lines.shape
     count = (n - frames.size) // frames.step + 1

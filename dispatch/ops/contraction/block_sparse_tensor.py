@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from dispatch.checks import check_type
 from dispatch.core.operand_checks import taken_in
+from dispatch.device.device import Device
 from dispatch.device.layout import c_strides
 from dispatch.device.registry import device as device_of
 from dispatch.device.tensor import Tensor
@@ -16,9 +19,8 @@ from dispatch.errors import BadRequest
 from dispatch.ops.contraction.block_sparse import BlockSparseForm, block_offsets, check_form, size_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from dispatch.device.device import Device
     from dispatch.keys import Dtype
 
 __all__ = ["BlockSparseTensor"]
@@ -58,11 +60,12 @@ class BlockSparseTensor:
         `sections` are the extents of the sections of each axis. All blocks have one dtype. The default for `device` is
         `dispatch.device()`.
         """
-        form = BlockSparseForm(tuple(tuple(one) for one in sections), tuple(blocks))
+        check_type("blocks", blocks, Mapping)
+        form = BlockSparseForm(sections, tuple(blocks))  # type: ignore[arg-type]  # it takes any sequences
         arrays = [np.asarray(one) for one in blocks.values()]
         if not arrays:
             raise BadRequest("blocks", "none", "at least one block, which determines the dtype")
-        home = device_of() if device is None else device
+        home = device if isinstance(device, Device) else device_of(device)
         dtype = home.array(arrays[0]).dtype
         offsets = block_offsets(form, dtype)
         flat = np.zeros(offsets[-1], dtype.numpy)
@@ -86,20 +89,20 @@ class BlockSparseTensor:
         The blocks are copied to `device`, by default `dispatch.device()`, wherever the array was.
         """
         array = np.asarray(dense)
-        empty_form = BlockSparseForm(tuple(tuple(one) for one in sections), ())
+        empty_form = BlockSparseForm(sections, ())  # type: ignore[arg-type]
         if empty_form.shape != array.shape:
             raise BadRequest(
                 "sections",
                 f"sections of a tensor of shape {list(empty_form.shape)}",
                 f"the shape of dense, {list(array.shape)}",
             )
-        places_of = product(*(range(len(one)) for one in empty_form.sections)) if blocks is None else blocks
-        form = BlockSparseForm(empty_form.sections, tuple(tuple(block) for block in places_of))
+        every = product(*(range(len(one)) for one in empty_form.sections))
+        form = BlockSparseForm(empty_form.sections, tuple(every) if blocks is None else blocks)  # type: ignore[arg-type]
         parts = {block: array[form.slices_of(block)] for block in form.blocks}
         if blocks is None:
             parts = {block: part for block, part in parts.items() if part.any()}
         if not parts:
-            home = device_of() if device is None else device
+            home = device if isinstance(device, Device) else device_of(device)
             return cls(home.array(np.zeros(0, array.dtype)), empty_form)
         return cls.from_blocks(parts, empty_form.sections, device)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.checks import check_bool, check_int, check_shape, shown
+from dispatch.checks import as_python_ints, check_bool, check_int, check_shape, shown
 from dispatch.errors import BadRequest
 from dispatch.keys import F16, F32, Dtype
 from dispatch.ops import contraction as ops
@@ -155,7 +155,7 @@ def trace(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, out: Any = No
 def transpose(a: Any, axes: Sequence[int] | None = None, out: Any = None) -> Any:
     """A copy with the axes in another order, by default reversed; `a.transpose()` of a tensor is a view."""
     count = rank("a", a)
-    order = tuple(reversed(range(count))) if axes is None else axes_of(tuple(axes), count, "axes")
+    order = tuple(reversed(range(count))) if axes is None else axes_of(as_python_ints("axes", axes), count, "axes")
     if len(order) != count:
         raise BadRequest("axes", repr(axes), f"each of {count} axes")
     letters = modes(count)

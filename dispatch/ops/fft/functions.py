@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
-from dispatch.checks import MAX_AXES, check_int, check_number, shown
+from dispatch.checks import MAX_AXES, as_python_ints, check_int, check_number, shown
 from dispatch.core.operand_checks import check_array
 from dispatch.device.device import Device
 from dispatch.device.registry import device as device_of
@@ -342,7 +342,7 @@ def _one(kind: DftKind, a: Any, n: Any, axis: Any, norm: Any, out: Any, through:
 
 
 def _several(kind: DftKind, a: Any, s: Any, axes: Any, norm: Any, out: Any, through: Through, *, inverse: bool) -> Any:
-    s, axes = (tuple(one) if isinstance(one, (list, np.ndarray)) else one for one in (s, axes))
+    s, axes = as_python_ints("s", s), as_python_ints("axes", axes)
     return _one(kind, a, s, axes, norm, out, through, inverse=inverse)
 
 
@@ -386,7 +386,8 @@ def _shifted(x: Any, axes: Any, places: Callable[[int], int]) -> Any:
         raise BadRequest("x", "no axes", "one axis or more", "x[None] adds an axis")
     if axes is None:
         axes = range(rank)
-    numbers = tuple(axes) if hasattr(axes, "__iter__") else (axes,)
+    axes = as_python_ints("axes", axes)
+    numbers = axes if isinstance(axes, tuple) else (axes,)
     axis = tuple(check_int("axes", one, -rank, rank - 1) % rank for one in numbers)
     if len(set(axis)) < len(axis):
         raise BadRequest("axes", shown(axes), "each axis once")

@@ -73,8 +73,9 @@ class TransformRequest(OperandRequest[R_co]):
     def check_axes(self) -> None:
         """BadRequest for axes and numbers of points that `a` cannot have."""
         rank = len(self.extents)
-        if isinstance(self.s, tuple) and isinstance(self.axes, tuple) and len(self.s) != len(self.axes):
-            raise BadRequest("s", repr(self.s), f"a number for each of the {len(self.axes)} axes {self.axes}")
+        count = len(_tuple(self.axes))
+        if self.s is not None and self.axes is not None and len(_tuple(self.s)) != count:
+            raise BadRequest("s", repr(self.s), f"a number for each of the {count} axes {self.axes}")
         if self.s is not None and self.axes is None and len(_tuple(self.s)) > rank:
             raise BadRequest("s", repr(self.s), f"at most {rank} numbers: a is {self.a.layout}")
         for axis in _tuple(self.axes):

@@ -90,6 +90,7 @@ def lu_factor(a: Any, overwrite_a: bool = False, *, check: bool = True) -> Any: 
 
     Only square matrices can be singular: for other shapes no status is checked.
     """
+    check_bool("check", check)
     results = ops.lu_factor(a, out=overwritten("overwrite_a", a, overwrite_a))
     shape = results[0].shape
     if check and shape[-1] != shape[-2]:

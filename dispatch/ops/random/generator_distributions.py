@@ -105,6 +105,8 @@ class DistributionMethods:
         `pvals` are the probabilities of the outcomes; they sum to 1.
         """
         probabilities = self._probabilities("pvals", pvals)
+        if not (out is None or hasattr(out, "shape")):
+            raise BadRequest("out", shown(out), "a Tensor")
         rows = out.shape[:-1] if size is None and out is not None else size
         return self._draw(MULTINOMIAL, rows, I64, out, n=n, pvals=self.device.array(probabilities))
 

@@ -73,7 +73,7 @@ def block_jacobi(A: Any, block_size: int | None = None, *, absolute: bool = Fals
     LinAlgError for a block without an inverse, after waiting for the status; with `check=False` there is no check, and
     such an inverse is all NaN.
     """
-    matrix = as_sparse(A)
+    matrix = as_sparse(A, "A")
     if block_size is None:
         high, wide = matrix.form.block
         if matrix.format is not SparseFormat.BSR or high != wide:

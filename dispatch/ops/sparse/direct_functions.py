@@ -31,13 +31,13 @@ SINGULAR = "the matrix is singular or nearly singular: pivots were too small (in
 
 def as_csr(a: Any) -> SparseTensor:
     """A matrix as a SparseTensor in CSR; CSC and COO are converted by a request, and BSR is left for later refusal."""
-    matrix = as_sparse(a)
+    matrix = as_sparse(a, "A")
     return matrix if matrix.format is SparseFormat.BSR else tocsr(matrix)
 
 
 def as_csc(a: Any) -> SparseTensor | None:
     """A matrix in CSC as one whose elements `csr_values` can convert repeatedly; None for other formats."""
-    matrix = as_sparse(a)
+    matrix = as_sparse(a, "A")
     return with_i32_indices(matrix) if matrix.format is SparseFormat.CSC else None
 
 
@@ -51,7 +51,7 @@ def csr_values(columns: SparseTensor | None, values: Tensor) -> Tensor:
 
 def batch_operands(a: Any, values: Any) -> tuple[SparseTensor, Tensor]:
     """A pattern in CSR, and the elements of a batch of matrices at its places; no conversion changes their order."""
-    matrix, elements = as_sparse(a), as_tensor("values", values)
+    matrix, elements = as_sparse(a, "A"), as_tensor("values", values)
     if matrix.format is not SparseFormat.CSR:
         raise BadRequest("A", repr(matrix), "a matrix in CSR, whose pattern `values` has", "A.tocsr() before")
     if elements.dtype is not matrix.values.dtype or elements.ndim != BATCHED or elements.shape[1] != matrix.nnz:
@@ -235,11 +235,11 @@ def splu(
     choices: dict[str, Any] = {"assume_a": assume_a, "uplo": uplo, "memory": memory, "device_memory": device_memory}
     choices |= {"refinements": refinements, "precision": precision}
     if values is None:
-        return SparseLu(as_sparse(A), choices, check=check, caller="splu")
+        return SparseLu(as_sparse(A, "A"), choices, check=check, caller="splu")
     pattern, elements = batch_operands(A, values)
     return SparseLu(pattern, choices, values=elements, check=check, caller="splu")
 
 
 def factorized(A: Any) -> Callable[[Any], Any]:
     """A function that solves A·x = b, like that of `scipy.sparse.linalg.factorized`."""
-    return SparseLu(as_sparse(A), {}, caller="factorized").solve
+    return SparseLu(as_sparse(A, "A"), {}, caller="factorized").solve

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 
 from dispatch.checks import check_int
+from dispatch.device.device import Device
 from dispatch.device.registry import device as device_of
 from dispatch.errors import BadRequest, BadType
 from dispatch.ops import sparse as ops
@@ -19,7 +20,6 @@ from dispatch.ops.sparse.sources import is_sparse, sparse_tensor
 from dispatch.ops.sparse.tensor import SparseTensor, as_tensor
 
 if TYPE_CHECKING:
-    from dispatch.device.device import Device
     from dispatch.device.layout import Array
     from dispatch.device.tensor import Tensor
 
@@ -135,7 +135,7 @@ def toblocked_ell(matrix: Any, *, block: int = 16, device: Device | str | None =
 
 def elements_of(matrix: Any, device: Device | str | None = None) -> tuple[Elements, Device]:
     """The stored elements of a matrix, on the host, and the target device."""
-    named = device_of(device) if isinstance(device, str) else device
+    named = device if device is None or isinstance(device, Device) else device_of(device)
     if hasattr(matrix, "tocsr") and str(getattr(matrix, "format", "")).upper() not in SparseFormat.__members__:
         matrix = matrix.tocsr()  # SciPy's other formats
     if is_sparse(matrix):

@@ -27,9 +27,14 @@ __all__ = ["as_sparse", "tobsr", "tocoo", "tocsc", "tocsr", "with_i32_indices"]
 MAX_I32 = np.iinfo(np.int32).max
 
 
-def as_sparse(a: Any) -> SparseTensor:
-    """A sparse operand as a SparseTensor."""
-    return a if isinstance(a, SparseTensor) else sparse_tensor(a)
+def as_sparse(a: Any, name: str = "a") -> SparseTensor:
+    """A sparse operand as a SparseTensor; errors of what is none have the argument's name."""
+    if isinstance(a, SparseTensor):
+        return a
+    try:
+        return sparse_tensor(a)
+    except BadRequest as error:
+        raise error.about(name) if error.operand == "matrix" else error from None
 
 
 def tocsr(a: Any) -> SparseTensor:

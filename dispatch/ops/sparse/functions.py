@@ -8,7 +8,9 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from dispatch.checks import check_bool
 from dispatch.core.matrix_choices import DiagType, FillMode, Operation
+from dispatch.core.operand_checks import check_array
 from dispatch.core.request import run
 from dispatch.ops import sparse as ops
 from dispatch.ops.sparse.block_jacobi_functions import BlockJacobi, block_jacobi
@@ -121,7 +123,7 @@ def sddmm(
     For a batch, A (batch, m, k) or B (batch, k, n) or both, the result is the elements (batch, nnz) at the places of C:
     the request `sddmm_batched`. `values` replace the elements of C: (nnz,), or (batch, nnz) for a batch.
     """
-    pattern = as_sparse(c)
+    pattern = as_sparse(c, "c")
     if BATCH in (getattr(a, "ndim", 2), getattr(b, "ndim", 2)):
         held, rows, columns, form = pattern.parts
         elements = held if values is None else values
@@ -144,7 +146,7 @@ def spgemm(
     Without `nnz`, the number of elements of the product, the request `spgemm_nnz` counts them first, and the call waits
     for it; for two fixed patterns only once.
     """
-    first, second = as_sparse(a), as_sparse(b)
+    first, second = as_sparse(a), as_sparse(b, "b")
     stamp = None
     if nnz is None:
         nnz, stamp = count_product(first, second, alpha, algorithm)
@@ -208,9 +210,12 @@ def spsm(
 
 def spsolve_triangular(A: Any, b: Any, lower: bool = True, *, unit_diagonal: bool = False) -> Any:
     """The x of A · x = b for a triangle A, like `scipy.sparse.linalg`: `spsv` of a vector, `spsm` of a matrix."""
+    check_array("b", b)
+    check_bool("lower", lower)
+    check_bool("unit_diagonal", unit_diagonal)
     uplo = FillMode.LOWER if lower else FillMode.UPPER
     diag = DiagType.UNIT if unit_diagonal else DiagType.NON_UNIT
-    return (spsv if b.ndim == 1 else spsm)(A, b, uplo=uplo, diag=diag)
+    return (spsv if len(b.shape) == 1 else spsm)(A, b, uplo=uplo, diag=diag)
 
 
 # -- conversions ------------------------------------------------------------------------------------------------------

@@ -94,9 +94,9 @@ def ilu0(A: Any, *, check: bool = True) -> IncompleteFactors:
     Every diagonal element is stored, and indices are sorted (`sort`) and i32. LinAlgError for a pivot that is 0, after
     waiting for the status; with `check=False` there is no check.
     """
-    return IncompleteFactors(as_sparse(A), is_lu=True, check=check)
+    return IncompleteFactors(as_sparse(A, "A"), is_lu=True, check=check)
 
 
 def ic0(A: Any, *, check: bool = True) -> IncompleteFactors:
     """L of A ≈ L · Lᴴ without fill, for a Hermitian positive definite A, by the request `ic0`; `check` as in `ilu0`."""
-    return IncompleteFactors(as_sparse(A), is_lu=False, check=check)
+    return IncompleteFactors(as_sparse(A, "A"), is_lu=False, check=check)

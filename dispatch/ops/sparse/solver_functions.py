@@ -13,13 +13,14 @@ from dispatch.keys import did_you_mean
 from dispatch.ops import sparse as ops
 from dispatch.ops.sparse.block_jacobi_functions import BlockJacobi, block_jacobi
 from dispatch.ops.sparse.direct_functions import csr_values
+from dispatch.ops.sparse.format_functions import as_sparse
 from dispatch.ops.sparse.incomplete_functions import IncompleteFactors, ic0, ilu0
 from dispatch.ops.sparse.krylov import BREAKDOWN, NOT_FINITE, STAGNATED, Preconditioner
-from dispatch.ops.sparse.sources import sparse_tensor
-from dispatch.ops.sparse.tensor import SparseTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from dispatch.ops.sparse.tensor import SparseTensor
 
 __all__ = ["LinAlgError", "bicgstab", "cg", "gmres", "minres"]
 
@@ -71,7 +72,7 @@ def iterate(
     """(x, info) of a request function; with `check` only x, after waiting until its status is known to be 0."""
     check_bool("check", check)
     refuse_host(a, callback)
-    matrix = a if isinstance(a, SparseTensor) else sparse_tensor(a)
+    matrix = as_sparse(a, "A")
     kind = kind_of_m(m, takes_factors=solve is not ops.minres)
     if kind in FACTORIZE and not isinstance(m, IncompleteFactors):
         m = FACTORIZE[kind](matrix)

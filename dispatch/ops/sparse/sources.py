@@ -7,20 +7,18 @@ create one of its matrices.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from dispatch.checks import shown
+from dispatch.checks import check_type, shown
+from dispatch.device.device import Device
 from dispatch.device.external_memory import from_dlpack
 from dispatch.device.registry import device as device_of
 from dispatch.errors import BadRequest, BadType
 from dispatch.keys import F16, Dtype
 from dispatch.ops.sparse.form import SparseForm, SparseFormat
 from dispatch.ops.sparse.tensor import SparseTensor
-
-if TYPE_CHECKING:
-    from dispatch.device.device import Device
 
 __all__ = ["is_sparse", "sparse_tensor", "to_scipy", "to_torch"]
 
@@ -53,7 +51,7 @@ def sparse_tensor(matrix: Any, *, device: Device | str | None = None, validate: 
         hint = "dispatch.sparse.csr(values, rows, columns, shape) makes one from arrays"
         raise BadType("matrix", f"a {type(matrix).__name__}", "a sparse matrix of SciPy, CuPy or torch", hint)
     if device is not None:
-        home = device_of(device) if isinstance(device, str) else device
+        home = device if isinstance(device, Device) else device_of(device)
         parts = tuple(home.array(part) for part in parts)
         form = form._replace(pattern=None)
     values, rows, columns = parts
@@ -134,6 +132,7 @@ def to_scipy(a: SparseTensor) -> Any:
     """
     import scipy.sparse as sp
 
+    check_type("a", a, SparseTensor)
     if a.dtype.numpy.isbuiltin != 1 or a.dtype is F16:
         hint = 'a.with_values(a.values.astype("f32"))'
         raise BadRequest("a", repr(a), f"a dtype that SciPy supports, which {a.dtype} is not", hint)
@@ -152,6 +151,7 @@ def to_torch(a: SparseTensor) -> Any:
     """The matrix as a sparse tensor of torch over the same memory; BadRequest with base 1, which torch lacks."""
     import torch
 
+    check_type("a", a, SparseTensor)
     if a.form.base:
         raise BadRequest("a", repr(a), "base 0, the only one that torch supports")
     values, rows, columns = (_to_torch(torch, part) for part in (a.values, a.rows, a.columns))

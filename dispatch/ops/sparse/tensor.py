@@ -9,6 +9,7 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
+from dispatch.checks import check_bool
 from dispatch.device.frameworks.frameworks import framework_of
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, BadType
@@ -54,6 +55,7 @@ class SparseTensor:
             if tensor.device is not home:
                 raise BadRequest(name, f"a tensor on {tensor.device!r}", f"one on {home!r}, the device of values")
         check_parts(self.form, {"values": self.values, "rows": self.rows, "columns": self.columns})
+        check_bool("validate", validate)
         if validate:
             self.validate()
 

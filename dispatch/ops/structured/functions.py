@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dispatch.checks import check_bool
 from dispatch.core.request import run
 from dispatch.errors import BadRequest, BadType
 from dispatch.keys import F32, Compute, Dtype
@@ -40,6 +41,7 @@ def is_structured(a: Any) -> bool:
 def compress(a: Any, *, validate: bool = False) -> StructuredTensor:
     """A structured matrix compressed: the request `compress_2_4`; `validate` checks it first, and waits for that."""
     request = ops.Compress24Request(a)
+    check_bool("validate", validate)
     if validate and not is_structured(a):
         group, stored = group_of(request.a.dtype)
         raise BadRequest("a", str(request.a.layout), f"at most {stored} of {group} along the columns", "prune(a)")
