@@ -250,20 +250,25 @@ class CollectiveError(DispatchError, RuntimeError):
     The outputs of those calls are undefined. `World.rebuild()` makes a communicator of the surviving ranks.
     """
 
+    has_closed = False  # whether ranks have only closed their worlds, and no process has ended or hangs
+
 
 class CollectiveTimeout(CollectiveError, TimeoutError):
     """A collective did not complete on all ranks by its deadline: a rank hangs, is stopped, or calls another one."""
 
 
 class RankLost(CollectiveError):
-    """Ranks have ended, or their connection broke; `ranks` are their numbers, () if they are not known."""
+    """Ranks have ended, or their connection broke; `ranks` are their numbers, () if they are not known.
 
-    def __init__(self, text: str, ranks: Sequence[int] = ()) -> None:
-        self.text, self.ranks = text, tuple(ranks)
+    `has_closed`: whether they have only closed their worlds, and their processes go on.
+    """
+
+    def __init__(self, text: str, ranks: Sequence[int] = (), has_closed: bool = False) -> None:
+        self.text, self.ranks, self.has_closed = text, tuple(ranks), has_closed
         super().__init__(text)
 
     def __reduce__(self) -> tuple[type[RankLost], tuple[object, ...]]:
-        return type(self), (self.text, self.ranks)
+        return type(self), (self.text, self.ranks, self.has_closed)
 
 
 class RankLeftOut(CollectiveError):

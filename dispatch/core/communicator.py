@@ -112,7 +112,7 @@ class Communicator(ABC):
         if missing:
             who = ", ".join(map(str, missing))
             text = f"rank {who} has closed its world and does not make this call, number {self.calls}"
-            self.fail(RankLost(f"{self!r}: {text}", missing))
+            self.fail(RankLost(f"{self!r}: {text}", missing, has_closed=True))
 
     def raise_failed(self, error: CollectiveError) -> NoReturn:
         """Call `fail` and raise the error; if it had failed before, the earlier one."""

@@ -136,7 +136,8 @@ class MpiCommunicator(Communicator):
             except mpi().Exception as error:
                 self._raise(what, error)
             if self.error is not None:
-                self._revoke()
+                if not self.error.has_closed:  # else the other ranks find out by their own next call
+                    self._revoke()
                 raise self.failure()
             now = time.monotonic()
             if now > until:
@@ -180,8 +181,12 @@ class MpiCommunicator(Communicator):
             self.comm.Revoke()
 
     def stop(self) -> None:
-        """Skip MPI_Finalize, which would wait for lost ranks; threads that wait for a request see the error."""
-        exit_without_finalize()
+        """Skip MPI_Finalize, which would wait for lost ranks; threads that wait for a request see the error.
+
+        Ranks that have only closed their worlds are not lost to it: they call it, and would wait there for this one.
+        """
+        if self.error is None or not self.error.has_closed:
+            exit_without_finalize()
 
     def release(self) -> None:
         """Free it, together with the other ranks; if they do not call this, it ends with the process."""

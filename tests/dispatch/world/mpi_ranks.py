@@ -13,7 +13,6 @@ import numpy as np
 
 import dispatch as dp
 from dispatch.errors import CollectiveError
-from dispatch.libraries.mpi.process_exit import exit_without_finalize
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
@@ -155,10 +154,13 @@ def close(which):
     world = dp.World.from_mpi(deadline=PATIENCE)
     member, begun, ended = world.rank, time.monotonic(), "in time"
     summed(world)
+    others = [rank for rank in range(world.size) if rank != 1]
     if member == 1:
-        MPI.COMM_WORLD.recv(source=0)
+        for other in others:
+            MPI.COMM_WORLD.recv(source=other)
         world.close()
-        MPI.COMM_WORLD.send(None, dest=0)
+        for other in others:
+            MPI.COMM_WORLD.send(None, dest=other)
     else:
         MPI.COMM_WORLD.send(None, dest=1)
         if which == "before":
@@ -170,7 +172,6 @@ def close(which):
         if which == "while":
             MPI.COMM_WORLD.recv(source=1)
     tell(member=member, ended=ended, took=time.monotonic() - begun)
-    exit_without_finalize()  # the other ends without it, for which MPI_Finalize may wait
     MPI.COMM_WORLD.Barrier()
 
 

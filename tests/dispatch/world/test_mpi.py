@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def ranks(count, *words):
+def ranks(count, *words, launch=("--with-ft", "ulfm")):
     """What the ranks of `mpi_ranks.py` print, by the numbers they began with or have."""
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
@@ -32,7 +32,7 @@ def ranks(count, *words):
         "OMPI_MCA_btl": "self,sm",  # a network is looked for in a second, and not needed
         "OMPI_MCA_pml": "ob1",
     }
-    command = [MPIRUN, "--with-ft", "ulfm", "--oversubscribe", "-n", str(count)]
+    command = [MPIRUN, *launch, "--oversubscribe", "-n", str(count)]
     command += [sys.executable, HERE / "mpi_ranks.py", *words]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen([*map(str, command)], env=environment, start_new_session=True, **pipes) as process:
@@ -102,6 +102,13 @@ def test_a_rank_that_has_closed_its_world_is_not_waited_for(which):
     by_member = {each["member"]: each for each in told}
     assert by_member[0]["ended"] == ["RankLost", [1], True]
     assert max(each["took"] for each in told) < PATIENCE / 2, "half the deadline"
+
+
+def test_all_processes_finalize_if_a_rank_has_only_closed_its_world():
+    """A plain mpirun reports a process that ends without MPI_Finalize; one that waits there for it may hang."""
+    told, done = ranks(3, "close", "before", launch=())
+    assert (len(told), done.returncode) == (3, 0), done.stderr
+    assert [each["ended"] for each in told if each["member"] != 1] == [["RankLost", [1], True]] * 2
 
 
 def test_a_program_that_ends_by_an_error_leaves_its_open_world_and_the_others_learn_so():
