@@ -26,7 +26,7 @@ def requests(world, n):
         "reduce_scatter": (dp.ReduceScatterRequest(whole, comm=comm), whole, lambda all_: all_.sum(0)[rank]),
         "all_to_all": (dp.AllToAllRequest(whole, comm=comm), whole, lambda all_: all_[:, rank]),
         "sendrecv": (
-            dp.SendrecvRequest(x, comm=comm, dest=(rank + 1) % size, source=(rank - 1) % size),
+            dp.SendRecvRequest(x, comm=comm, dest=(rank + 1) % size, source=(rank - 1) % size),
             x,
             lambda all_: all_[rank - 1],
         ),
