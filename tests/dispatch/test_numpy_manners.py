@@ -290,7 +290,7 @@ def test_an_array_of_another_dtype_is_no_array_without_a_copy(dev):
     ("values", "dtype"), [([300], "i8"), (-1, "u8"), ([1, 2**31], "i32"), ([-1], "u64"), ([300.0], "i8"), ([256], "u8")]
 )
 def test_a_number_that_the_dtype_cannot_hold_is_an_overflow(dev, values, dtype):
-    with pytest.raises(OverflowError, match=r"which .* holds") as caught:
+    with pytest.raises(OverflowError, match="the range of ") as caught:
         dev.array(values, dtype)
     assert isinstance(caught.value, OutOfRange)
     with pytest.raises(OverflowError):
@@ -310,11 +310,11 @@ def test_a_number_that_the_dtype_cannot_hold_is_an_overflow(dev, values, dtype):
     ],
 )
 def test_a_number_that_no_integer_dtype_holds_is_an_overflow_too(dev, values, dtype):
-    with pytest.raises(OutOfRange, match=r"which .* holds?"):
+    with pytest.raises(OutOfRange, match="the range of "):
         dev.array(values, dtype)
     with pytest.raises(OutOfRange):
         dev.zeros(np.shape(values), dtype or "f64").copy_from(values)
-    with pytest.raises(BadRequest, match="an array of dtype object; expected one of numbers") as caught:
+    with pytest.raises(BadRequest, match="an array of dtype object; expected an array of numbers") as caught:
         dev.array(["a", object()], dtype)
     assert not isinstance(caught.value, OverflowError)
 
