@@ -8,17 +8,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pytest
 
 import dispatch as dp
 from cudabind import driver
 from dispatch.__main__ import main
 from dispatch.libraries.nvml.readings import Gpu, Gpus
-
-if TYPE_CHECKING:
-    import pytest
 
 ROOT = Path(__file__).parents[2]
 PATH = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
@@ -56,6 +54,7 @@ def test_a_gpu_at_work_is_busy_and_draws_power(dev: dp.Device) -> None:
     assert looks[0].name == name
 
 
+@pytest.mark.alone
 def test_memory_that_is_allocated_is_memory_that_it_shows(dev: dp.Device) -> None:
     size = 3 << 30
     driver.cuCtxSetCurrent(driver.cuDevicePrimaryCtxRetain(driver.cuDeviceGet(0)))

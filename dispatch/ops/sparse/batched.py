@@ -71,10 +71,9 @@ class BatchedSpmmRequest(SpmmRequest):
             out it is COO_ALG4 for COO.
 
     CSR and BSR with `trans` "n", and CSC with another `trans`, run as one launch of a kernel of `spmm` if `algorithm`
-    is left out: for B and C of any strides, with the same bits in each run (BSR if B has two columns or more, or the
-    blocks are not square). All else is computed by cuSPARSE, which needs row-major or column-major matrices of B and C:
-    in one call if cuSPARSE supports such a batch, which it does for CSR with an algorithm and for COO with one A for
-    all, else with a call for each matrix.
+    is left out: for B and C of any strides, with the same bits in each run. All else is computed by cuSPARSE, which
+    needs row-major or column-major matrices of B and C: in one call if cuSPARSE supports such a batch, which it does
+    for CSR with an algorithm and for COO with one A for all, else with a call for each matrix.
     """
 
     op: ClassVar[str] = "spmm_batched"

@@ -388,8 +388,9 @@ def cases(row: Row) -> list[MadeCase]:
     if op in VECTORS:
         return vector_cases(row)
     wide = row.dtypes[1] is F32 and dtype in HALF
-    # For requests that this library's kernels also support, cuSPARSE must be named.
+    # For requests that several libraries support, one must be named; the blocks of the cases are small.
     requested = "cusparse" if op in ("sparse_mv", "spmm") and "cusparse" in (row.library, row.stands_for) else None
+    requested = "own" if row.variant == "blocks" and op == "spmm" else requested
     selected = [
         form for form in forms(op, dtype) if dtype not in HALF or op not in ("sparse_mv", "spmm") or form.base == wide
     ]

@@ -110,10 +110,10 @@ class SpmmRequest(ProductRequest):
 
     Kernels of this library give the same bits in each run, and support B and C of any strides. If `algorithm` is left
     out, one computes CSR with `trans` "n", and CSC with another `trans`, if B has two columns or more, or A few
-    elements; another one computes BSR with `trans` "n" and blocks of any size, if B has two columns or more, or the
-    blocks are not square. `library="own"` selects only these kernels. Else, and without NVRTC, cuSPARSE computes the
-    product, of BSR only with square blocks; it promises the same bits, also for a graph, only for CSR_ALG3 and COO_ALG2
-    with `trans` "n".
+    elements; another one computes BSR with `trans` "n", if blocks have 32 rows or more, or 16 and B has 2 to 8 columns,
+    or if they are not square. `library="own"` selects only these kernels, for any B and any blocks. Else, and without
+    NVRTC, cuSPARSE computes the product, of BSR only with square blocks; it promises the same bits, also for a graph,
+    only for CSR_ALG3 and COO_ALG2 with `trans` "n".
     """
 
     op: ClassVar[str] = "spmm"

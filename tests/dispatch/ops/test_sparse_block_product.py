@@ -16,6 +16,7 @@ from dispatch.libraries.nvrtc import launching
 from dispatch.libraries.nvrtc.kernel import Kernel
 from dispatch.ops.sparse import block_product_kernels as kernels
 from dispatch.ops.sparse import own_block_product
+from dispatch.ops.sparse.bsr_rules import large_blocks
 from dispatch.ops.sparse.cases import cases
 from dispatch.ops.sparse.plain_operators import BatchStrides
 from dispatch.table.select import select
@@ -281,15 +282,27 @@ def request_of(rng, block=(4, 4), columns=8, **more):
 
 
 def test_what_is_its_own_and_what_is_cusparses(rng):
-    assert select(request_of(rng), GPU).function == kernels.NAME
-    assert select(request_of(rng), HOST).stands_for == "own"
-    assert select(request_of(rng, library="cusparse"), GPU).library == "cusparse"
-    assert select(request_of(rng, algorithm="bsr_alg1"), GPU).library == "cusparse"
-    assert select(request_of(rng, columns=1), GPU).library == "cusparse"
-    assert select(request_of(rng, columns=1, library="own"), GPU).function == kernels.NAME
-    assert select(request_of(rng, (2, 6), columns=1), GPU).function == kernels.NAME, "cuSPARSE's blocks are square"
+    """What is faster, by measurement; what cuSPARSE does not support; and what is asked for."""
+    for block, columns, more, is_own in (
+        ((32, 32), 1, {}, True),
+        ((64, 64), 200, {}, True),
+        ((16, 16), 2, {}, True),
+        ((16, 16), 8, {}, True),
+        ((16, 16), 1, {}, False),
+        ((16, 16), 9, {}, False),
+        ((4, 4), 8, {}, False),
+        ((4, 2), 64, {}, True),
+        ((4, 4), 8, {"library": "own"}, True),
+        ((4, 4), 8, {"autotune": True}, True),
+        ((32, 32), 64, {"library": "cusparse"}, False),
+        ((32, 32), 64, {"algorithm": "bsr_alg1"}, False),
+    ):
+        request = request_of(rng, block, columns, **more)
+        assert (select(request, GPU).function == kernels.NAME) is is_own, (block, columns, more)
+        assert select(request, HOST).stands_for == ("own" if is_own else "cusparse")
     with pytest.raises(NoRow, match=r"needs BSR with trans n, has BSR with t"):
         select(request_of(rng, trans="t", library="own"), GPU)
+    assert large_blocks(request_of(rng)).endswith("or library own or autotune, has 4 and 8")
 
 
 def test_too_many_tiles_are_refused(executor, rng, monkeypatch):
