@@ -10,7 +10,7 @@ import threading
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol
 
-from dispatch.checks import check_number
+from dispatch.checks import check_int, check_number, shown
 from dispatch.errors import BadRequest, Closed, CollectiveError, RankLost
 
 if TYPE_CHECKING:
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
     from dispatch.device.device import Device
 
-__all__ = ["DEADLINE", "Communicator", "Ranks", "communicator_of"]
+__all__ = ["DEADLINE", "Communicator", "Ranks", "check_split", "communicator_of"]
 
+LARGEST = (1 << 31) - 1  # a C int
 DEADLINE = 300.0  # seconds that a collective may take by default
 
 
@@ -46,11 +47,12 @@ class Communicator(ABC):
         generation: its number among the communicators of its world, from 0.
         deadline: seconds that a collective may take.
         error: the error that it failed with, None while it works.
-        calls: how many calls of all ranks this one has begun, where a library counts them (`count_call`).
+        calls: how many calls of all ranks this one has begun, if `counts_calls`.
     """
 
     library: ClassVar[str]  # the name that rows and plans match
     is_constant: ClassVar[bool] = True  # remembered calls compare it by identity (core/call_cache.py)
+    counts_calls: ClassVar[bool] = False  # whether its calls use `count_call`
 
     def __init__(
         self, rank: int, size: int, device: Device, *, generation: int = 0, deadline: float = DEADLINE
@@ -111,7 +113,7 @@ class Communicator(ABC):
         missing = tuple(rank for rank, calls in sorted(self._left.copy().items()) if calls < self.calls)
         if missing:
             who = ", ".join(map(str, missing))
-            text = f"rank {who} has closed its world and does not make this call, number {self.calls}"
+            text = f"rank {who} has closed its world, or ends, and does not make this call, number {self.calls}"
             self.fail(RankLost(f"{self!r}: {text}", missing, has_closed=True))
 
     def raise_failed(self, error: CollectiveError) -> NoReturn:
@@ -167,6 +169,16 @@ class Communicator(ABC):
     def __repr__(self) -> str:
         of = f"rank {self.rank} of {self.size} on {self.device}"
         return f"<{type(self).__name__}: {of}, generation {self.generation}>"
+
+
+def check_split(color: Any, key: Any) -> tuple[int | None, int]:
+    """The arguments of `split` as Python's ints; BadRequest for what a C int, as NCCL takes it, cannot hold."""
+    try:
+        number = None if color is None else check_int("color", color, 0, LARGEST)
+    except BadRequest as error:
+        expected = f"a whole number from 0 to {LARGEST}, or None for a rank that takes no part"
+        raise BadRequest("color", shown(color), expected) from error
+    return number, check_int("key", key, -LARGEST, LARGEST)
 
 
 def communicator_of(given: Any) -> Communicator:

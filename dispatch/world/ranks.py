@@ -150,11 +150,24 @@ class RankWorld:
         return self
 
     # -- the end ------------------------------------------------------------------------------------------------------
+    def announce_end(self) -> None:
+        """Tell the other ranks that this one makes no further calls, without closing anything; at the program's end.
+
+        Other ranks may still be in their last call with this one, so this is done only if calls are counted. If not,
+        or if the communicator has failed, they notice the end of the process.
+        """
+        error = self.communicator.error
+        if self.communicator.counts_calls and (error is None or error.has_closed):
+            self._say_goodbye()
+
+    def _say_goodbye(self) -> None:
+        self._mesh.leave(generation=self.generation, calls=self.communicator.calls)
+
     def close(self) -> None:
         """Close the communicator and leave; a second call does nothing."""
         if not self.closed:
             self.closed = True
-            self._mesh.leave(generation=self.generation, calls=self.communicator.calls)  # before MPI waits to free it
+            self._say_goodbye()  # before MPI waits to free the communicator
             self.communicator.close()
             clear_failed(self.device, self.communicator)
             self._mesh.close()

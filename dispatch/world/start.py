@@ -39,22 +39,26 @@ def resolve_device(device: Device | str | None, usual: str) -> Device:
 
 
 def close_at_exit(world: W) -> W:
-    """Register the world to be closed at exit with the exception that ends the program; returns the world.
+    """Register the world for the end of the program; returns the world.
 
-    Otherwise the other ranks would wait for their deadlines, because MPI_Finalize keeps this process and its
-    connections for them. A program that ends without an error does nothing, because other ranks may still be in their
-    last call.
+    If an exception ends the program, the world is closed with it, else the other ranks are told that this one makes no
+    further calls. Otherwise they would wait for their deadlines, because MPI_Finalize keeps this process and its
+    connections for them. Exit handlers that were registered before must not make collective calls.
     """
     atexit.register(
-        _close_failed_world, weakref.ref(world)
+        _leave_at_exit, weakref.ref(world), os.getpid()
     )  # registered after the handler of libraries/mpi/process_exit.py, so called before it
     return world
 
 
-def _close_failed_world(world: weakref.ref[RankWorld]) -> None:
+def _leave_at_exit(world: weakref.ref[RankWorld], process: int) -> None:
     error, target = getattr(sys, "last_value", None), world()
-    if error is not None and target is not None and not target.closed:
+    if target is None or target.closed or os.getpid() != process:  # a forked child has the connections of its parent
+        return
+    if error is not None:
         target.__exit__(type(error), error, None)
+    else:
+        target.announce_end()
 
 
 # -- NCCL, for all kinds of worlds ------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dispatch.core.communicator import DEADLINE, Communicator
+from dispatch.core.communicator import DEADLINE, Communicator, check_split
 from dispatch.core.timeout import call_with_timeout
 from dispatch.errors import BadRequest, CollectiveError, CollectiveTimeout, DeviceUnavailable, RankLost
 
@@ -68,6 +68,7 @@ class GlooCommunicator(Communicator):
     """A communicator of gloo, in memory of the host."""
 
     library = "gloo"
+    counts_calls = True
 
     def __init__(
         self,
@@ -267,6 +268,7 @@ class GlooCommunicator(Communicator):
         del group
 
     def split(self, color: int | None, key: int = 0) -> Self | None:
+        color, key = check_split(color, key)
         self.check()
         own_entry = np.array([color is not None, color or 0, key], np.int64).view(np.uint8)
         parts = self.exchange("split", [own_entry] * self.size, [own_entry.size] * self.size)()

@@ -14,7 +14,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from dispatch.core.communicator import DEADLINE, Communicator
+from dispatch.core.communicator import DEADLINE, Communicator, check_split
 from dispatch.core.timeout import call_with_timeout
 from dispatch.errors import BadRequest, CollectiveError, CollectiveTimeout, DeviceUnavailable, RankLost
 from dispatch.libraries.mpi.process_exit import exit_without_finalize
@@ -52,6 +52,7 @@ class MpiCommunicator(Communicator):
     """
 
     library = "mpi"
+    counts_calls = True
 
     def __init__(
         self, comm: Comm, device: Device, name: str, *, generation: int = 0, deadline: float = DEADLINE
@@ -195,6 +196,7 @@ class MpiCommunicator(Communicator):
                 call_with_timeout(self.deadline, self.comm.Free, "freeing a communicator")
 
     def split(self, color: int | None, key: int = 0) -> Self | None:
+        color, key = check_split(color, key)
         entries = [[0, 0, 0] for _ in range(self.size)]
         own_entry = [color is not None, color or 0, key]
         import numpy as np

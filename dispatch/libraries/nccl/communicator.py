@@ -20,7 +20,7 @@ from weakref import WeakSet
 from cudabind import driver
 from cudabind.sys import nccl
 from dispatch.checks import check_int
-from dispatch.core.communicator import DEADLINE, Communicator
+from dispatch.core.communicator import DEADLINE, Communicator, check_split
 from dispatch.core.timeout import call_with_timeout
 from dispatch.device.disposal import members, register_collectives
 from dispatch.device.failed_collectives import clear_failed, mark_failed
@@ -183,10 +183,10 @@ class NcclCommunicator(Communicator):
             self.settle(function, status)
 
     def split(self, color: int | None, key: int = 0) -> Self | None:
+        numbers = [ctypes.c_int(NO_COLOR if number is None else number) for number in check_split(color, key)]
+
         def start(handle: Any, settings: Any) -> int:
-            c_color, c_key = ctypes.c_int(NO_COLOR if color is None else color), ctypes.c_int(key)
-            result, c_settings = ctypes.byref(handle), ctypes.byref(settings)
-            return int(nccl.ncclCommSplit.unchecked(self.c_handle, c_color, c_key, result, c_settings))
+            return int(nccl.ncclCommSplit.unchecked(self.c_handle, *numbers, *map(ctypes.byref, (handle, settings))))
 
         return self._derive("ncclCommSplit", start)
 

@@ -13,7 +13,7 @@ import time
 from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dispatch.core.communicator import DEADLINE, Communicator
+from dispatch.core.communicator import DEADLINE, Communicator, check_split
 from dispatch.device.registry import device as host
 from dispatch.errors import BadRequest, Closed, CollectiveError, CollectiveTimeout, RankLost
 
@@ -203,6 +203,7 @@ class ThreadCommunicator(Communicator):
             self.rendezvous.leave(self.rank)
 
     def split(self, color: int | None, key: int = 0) -> Self | None:
+        color, key = check_split(color, key)
         entries = self.exchange("split", (color, key))()
         by_color = self.exchange(
             "split, second part", {} if self.rank else {c: _split_rendezvous(entries, c) for c, _ in entries}

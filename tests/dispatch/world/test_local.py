@@ -293,6 +293,15 @@ def test_splits_are_by_color_and_in_the_order_of_keys():
     assert found == [([2, 0], 1, False), ([3, 1], 1, True), ([2, 0], 0, True), ([3, 1], 0, True)]
 
 
+@pytest.mark.parametrize(
+    ("color", "key", "named"), [("a", 0, "color"), (-1, 0, "color"), (1 << 31, 0, "color"), (0, 0.5, "key")]
+)
+def test_a_split_by_what_is_no_number_is_refused(color, key, named):
+    refused = pytest.raises(BadRequest, match=f"^{named}: got .*expected a whole number from ")
+    with dp.World.local(["host"] * 2, deadline=10) as world, refused:
+        world.run(lambda each: each.communicator.split(color, key))
+
+
 def test_calls_are_bound_and_repeated_and_die_with_their_communicator():
     def run(world):
         x = full(world, world.rank + 1)

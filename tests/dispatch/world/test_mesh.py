@@ -1,19 +1,22 @@
 """How ranks meet, hear of one another's end, and agree on who is in: over sockets between threads of this process."""
 
+import os
 import socket
+import sys
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 import dispatch as dp
 from dispatch.core.communicator import Communicator
-from dispatch.errors import BadRequest, CollectiveError, CollectiveTimeout, RankLeftOut
+from dispatch.errors import BadRequest, CollectiveError, CollectiveTimeout, RankLeftOut, RankLost
 from dispatch.world.membership import Membership, agree_on_members
 from dispatch.world.mesh import SocketMesh, ThreadMesh, listen, receive_message, rendezvous, send_message
 from dispatch.world.ranks import CommunicatorMaker, RankWorld
-from dispatch.world.start import from_env
+from dispatch.world.start import _leave_at_exit, from_env
 
 HERE = "127.0.0.1"
 WORD = "a word"
@@ -223,5 +226,28 @@ def test_a_word_that_comes_before_its_generation_has_begun_counts():
     waited(lambda: 0 in meshes[1].failed)
     with pytest.raises(CollectiveTimeout, match="early"):
         worlds(meshes)[1].check()
+    for mesh in meshes:
+        mesh.close()
+
+
+@pytest.mark.parametrize(("counts", "process", "is_told"), [(True, 0, True), (False, 0, False), (True, 1, False)])
+def test_at_the_end_of_its_program_a_rank_in_an_open_world_says_how_many_calls_it_has_made(
+    monkeypatch, counts, process, is_told
+):
+    """Not if they are not counted, because the others may be in its last call; nor does a forked child."""
+    monkeypatch.setattr(Alone, "counts_calls", counts)
+    monkeypatch.delattr(sys, "last_value", raising=False)
+    meshes = met(2)
+    one, other = worlds(meshes)
+    for world in (one, other):
+        world.communicator.count_call()
+    _leave_at_exit(weakref.ref(one), os.getpid() + process)
+    assert ("calls" in one._mesh.goodbye) == is_told
+    if is_told:
+        with meshes[1].changed:
+            assert meshes[1].changed.wait_for(lambda: 0 in meshes[1].goodbyes, 20)
+        with pytest.raises(RankLost, match="rank 0 has closed its world, or ends, and does not make this call, nu"):
+            other.communicator.count_call()
+        assert other.communicator.error.has_closed
     for mesh in meshes:
         mesh.close()

@@ -119,6 +119,13 @@ def test_a_program_that_ends_by_an_error_leaves_its_open_world_and_the_others_le
     assert "ValueError: a fault of its own" in done.stderr
 
 
+def test_a_program_that_exits_without_an_error_does_not_let_the_others_wait_in_its_open_world():
+    told, done = ranks(3, "exit_open", "0", launch=())
+    assert [each["error"] for each in told] == [["RankLost", [1]]] * 2, done.stderr
+    assert max(each["took"] for each in told) < 25, "half the deadline, on a machine that has other things to do"
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.exhaustive
 def test_a_rank_that_wakes_up_too_late_is_told_that_it_is_out():
     told, _ = ranks(3, "late")
