@@ -9,7 +9,7 @@ import numpy as np
 from dispatch.checks import check_dtype, check_shape
 from dispatch.errors import OutOfMemory
 
-__all__ = ["array_kind", "host_memory"]
+__all__ = ["array_kind", "host_memory", "host_shortage"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -25,4 +25,10 @@ def host_memory(shape: int | tuple[int, ...], dtype: Any) -> Array:
     try:
         return np.empty(shape, dtype)
     except (MemoryError, ValueError, OverflowError) as error:  # the latter two for sizes beyond the address space
-        raise OutOfMemory(f"the host is out of memory: {error}") from error
+        raise host_shortage(error) from error
+
+
+def host_shortage(error: BaseException) -> OutOfMemory:
+    """The error for memory that NumPy could not allocate; what it could not allocate is added if NumPy says so."""
+    words = str(error)
+    return OutOfMemory(f"the host is out of memory: {words}" if words else "the host is out of memory")

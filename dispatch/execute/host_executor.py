@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dispatch.errors import OutOfMemory
+from dispatch.device.host_memory import host_shortage
 from dispatch.execute.executor import Executor
 
 if TYPE_CHECKING:
@@ -25,4 +25,4 @@ class HostExecutor(Executor):
         try:
             self.plan(request).run(request, outputs)
         except MemoryError as error:  # from NumPy, for intermediate arrays
-            raise OutOfMemory(f"the host is out of memory: {error}") from error
+            raise host_shortage(error) from error

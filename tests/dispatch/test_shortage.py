@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import dispatch as dp
 from cudabind.errors import CudaDriverError
 from dispatch.device import shortage
 from dispatch.errors import OutOfMemory
@@ -43,3 +44,16 @@ def test_what_is_not_for_memory_is_the_drivers_own_error(monkeypatch, status, fr
     error = outcome(monkeypatch, status, free)
     assert isinstance(error, CudaDriverError)
     assert error.status == status
+
+
+@pytest.mark.parametrize(("words", "told"), [("", "out of memory"), ("no 8 GiB", "out of memory: no 8 GiB")])
+def test_the_host_says_what_it_lacks_if_numpy_has_said_it(monkeypatch, words, told):
+    executor = dp.device("host").executor()
+
+    def fails(*_):
+        raise MemoryError(*filter(None, [words]))
+
+    monkeypatch.setattr(executor, "plan", lambda _: SimpleNamespace(run=fails))
+    with pytest.raises(OutOfMemory) as caught:
+        executor.run_into(None, {})
+    assert str(caught.value) == f"the host is {told}"
