@@ -6,6 +6,7 @@ ends; if the parent has ended, it ends at once. It owns no memory that must surv
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import json
@@ -16,6 +17,7 @@ import sys
 from time import monotonic
 from typing import Any
 
+from dispatch.errors import error_text
 from dispatch.supervise.process import messages
 from dispatch.supervise.process.child_device import make_attached_device
 from dispatch.supervise.process.child_pool import ChildPool, ChildQueue, chunk_message
@@ -39,7 +41,7 @@ def main(words: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     control = socket.socket(fileno=config["control"])
     for module in config["setup"]:
-        importlib.import_module(module)
+        _import(module, control)
     imported = monotonic()
     chunks, warm = _wait_for_go(control)
     going = monotonic()
@@ -65,6 +67,17 @@ def main(words: str) -> None:
         "ready", {"import": imported - config["started"], "stand by": going - imported, "open": ready - going}
     )
     pool.listen()
+
+
+def _import(module: str, control: socket.socket) -> None:
+    """Import a module of `setup`; the parent is told which one failed, and the traceback goes to stderr."""
+    try:
+        importlib.import_module(module)
+    except BaseException as error:
+        text = f"setup: importing {module!r} raised {error_text(error)}"
+        with contextlib.suppress(OSError):  # the parent has ended
+            control.send(json.dumps(["setup failed", text]).encode())
+        raise
 
 
 def _wait_for_go(control: socket.socket) -> tuple[dict[int, tuple[int, int]], bool]:

@@ -103,6 +103,7 @@ class Child:
             parent_ends.pop_all()  # from now on `disconnect` closes them
         self.was_sent_go = self.is_ready = False
         self.was_killed = False  # or stopped, by another process, before it was ready
+        self.setup_failure = ""  # which module of `setup` could not be imported, and why
         self._go: bytes | None = None  # the "go" message, until its connection had room for it
         self.blocked_errno = 0  # the errno, one of FULL, because of which it does not know all chunks yet
         self.start_seconds: dict[str, float] = {}  # seconds for each step of its start
@@ -173,6 +174,8 @@ class Child:
         message: list[Any] = json.loads(data)
         if message[0] == "ready":
             self.is_ready, self.start_seconds = True, message[1]
+        elif message[0] == "setup failed":
+            self.setup_failure = message[1]
         return message
 
     def wait_until_ready(self, stop: Callable[[], bool] = lambda: False) -> None:
@@ -197,7 +200,8 @@ class Child:
                 status = self.process.returncode
                 self.was_killed = why != "ended" or status < 0
                 how = f"ended with status {status}" if why == "ended" else why
-                raise WorkerFailed(f"the child process {how} before it was ready; its output is on stderr")
+                cause = f": {self.setup_failure}" if self.setup_failure else ""
+                raise WorkerFailed(f"the child process {how} before it was ready{cause}; its output is on stderr")
 
     def exit_state(self) -> str:
         """How it has ended: "ended", "was stopped" (by SIGSTOP), or "" while it runs; its connections may not show it.

@@ -48,6 +48,7 @@ __all__ = [
 DEFINE, FORGET, RUN = -1, -2, -3
 LENGTH = struct.Struct("<I")
 MAX_FRAMES = 20  # frames of a traceback that are sent, the innermost ones
+FOREIGN = "raised in the child process, with its type lost"
 LARGEST = 1 << 30  # bytes of a request; `marshal` is limited to 2 GiB
 ONE_READ = (1 << 16,)  # bytes per read of the socket; this and the following are arguments for `map`
 BLOCKING, NONBLOCKING = (0,), (socket.MSG_DONTWAIT,)
@@ -220,15 +221,15 @@ def unpack_request(data: bytes, home: Device, tensor: Callable[..., Tensor]) -> 
 
 
 def pack_error(error: BaseException) -> bytes:
-    """An error as bytes, with its cause; one that does not pickle becomes a WorkerFailed with its text."""
+    """An error as bytes, with its cause; one that does not pickle becomes a WorkerFailed that says so."""
     text = f"{type(error).__name__}: {error_text(error, str)}"
     try:
         for one in (error, error.__cause__):
             _note_traceback(one)
         data = pickle.dumps((error, error.__cause__))
         _unpickled(data)  # an error whose __init__ takes other arguments than its args fails only here
-    except BaseException:  # noqa: BLE001  # pickling a foreign error may raise anything
-        failure: Any = WorkerFailed(text)
+    except BaseException as refusal:  # noqa: BLE001  # pickling a foreign error may raise anything
+        failure: Any = WorkerFailed(f"{text} ({FOREIGN}: it cannot be pickled: {error_text(refusal)})")
         with contextlib.suppress(Exception):  # its notes may be anything
             failure.__notes__ = [str(note) for note in error.__notes__]  # type: ignore[attr-defined]
         data = pickle.dumps((failure, None))
@@ -257,7 +258,7 @@ def unpack_error(data: bytes) -> BaseException:
     try:
         return _unpickled(inner)
     except (Exception, SystemExit) as error:  # noqa: BLE001  # its class may exist only in the child, or raise anything
-        failure = WorkerFailed(text)
+        failure = WorkerFailed(f"{text} ({FOREIGN}: it cannot be rebuilt in this one: {error_text(error)})")
         failure.__cause__ = error
         return failure
 

@@ -131,6 +131,7 @@ def test_a_class_that_the_child_cannot_import_is_refused_with_a_hint(trouble):
 
 
 def test_a_setup_that_fails_is_raised_where_the_supervisor_is_made(capfd):
-    with pytest.raises(WorkerFailed, match="before it was ready"):
+    cause = r"before it was ready: setup: importing 'no_such_module' raised ModuleNotFoundError\("
+    with pytest.raises(WorkerFailed, match=cause):
         dp.Supervisor("host", isolation="process", setup=("no_such_module",))
     assert "no_such_module" in capfd.readouterr().err
