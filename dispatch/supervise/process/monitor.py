@@ -175,7 +175,8 @@ class Monitor:
         if queue.sent and now - max(queue.since, future.deadline) < self.hang_seconds:
             return None  # this request, or the one before it, may still end: check again at the next tick
         self.deadlines.pop()
-        text = "it had not completed at its deadline, and its process was replaced"
+        passed = f"at its deadline (timeout=), nor hang_seconds={self.hang_seconds:g} s later"
+        text = f"it had not completed {passed}, and its process was replaced"
         if number in queue.sent:
             self.fail_sent(queue.sent[number], DeadlineExceeded(text))
         elif not queue.expire(future) or not queue.sent:

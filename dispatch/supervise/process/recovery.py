@@ -208,8 +208,7 @@ def _run_alone(pool: ChildOwner, sent: InFlightRequest, may_hang: bool, runs: in
                 if loss is not None:
                     return loss
             elif monotonic() > ends:
-                text = "it ran past its deadline, or delayed requests past theirs, also when it ran alone"
-                pool.fail_sent(sent, DeadlineExceeded(text))
+                pool.fail_sent(sent, DeadlineExceeded(_hang_text(pool, sent)))
                 return ChildLoss("a request hung")
             elif (how := child.exit_state()) and not messages.wait_readable([link.socket, child.control], 0):
                 return ChildLoss("the child process died" if how == "ended" else f"the child process {how}")
@@ -224,3 +223,14 @@ def _hang_deadline(pool: ChildOwner, sent: InFlightRequest, may_hang: bool) -> f
     if isinstance(sent.future, TimedFuture):
         return max(sent.future.deadline, soonest)
     return soonest if may_hang else math.inf
+
+
+def _hang_text(pool: ChildOwner, sent: InFlightRequest) -> str:
+    """Why a request was ended that ran too long when it ran alone, and what to do."""
+    waited, alone = pool.hang_seconds, SOLO_TIMEOUT_FACTOR * pool.hang_seconds
+    limits = f"for more than hang_seconds={waited:g} s, and for {alone:g} s when it ran alone in a new process"
+    if isinstance(sent.future, TimedFuture):
+        return f"it ran past its deadline (timeout=) {limits}; if it is that slow, give it a larger timeout"
+    cause = f"a request that was submitted with timeout= had its deadline while this one ran, which went on {limits}"
+    hint = "give the supervisor a larger hang_seconds, or submit requests with a timeout to another supervisor"
+    return f"it has no deadline, but {cause}; if it is that slow, {hint}"

@@ -201,7 +201,11 @@ def test_a_deadline_ends_what_is_still_queued_behind_one_that_hangs(remote, trou
         others = [sup.submit(plain(sup, trouble)) for _ in range(sending.MIN_BATCH - 2)]
         late = sup.submit(plain(sup, trouble), timeout=0.2)  # with so many in flight it waits for company
         assert isinstance(late.exception(PATIENCE), DeadlineExceeded)
-        assert isinstance(hanging.exception(PATIENCE), DeadlineExceeded)
+        ended = hanging.exception(PATIENCE)
+        assert isinstance(ended, DeadlineExceeded)
+        assert "it has no deadline, but a request that was submitted with timeout= had its deadline" in str(ended)
+        assert "hang_seconds=0.1 s" in str(ended)
+        assert "give the supervisor a larger hang_seconds" in str(ended)
         assert [future.exception(PATIENCE) for future in others] == [None] * len(others)
 
 
