@@ -90,10 +90,11 @@ def _print_report(report: Json) -> None:
     if report["unknown"]:
         say(f"  {report['unknown']} had not completed at the end of the journal: not run")
     if report["unreadable"]:
-        say(f"  {report['unreadable']} cannot be rebuilt; reason of the first: {report['why']}")
+        say(f"  {report['unreadable']} could not be rebuilt: not run; reason of the first: {report['why']}")
     difference = report["difference"]
     if difference is None:
-        say("no difference in outcome")
+        lack = f" of the {report['ran']} that ran; incomplete without the {report['unreadable']} that did not"
+        say(f"no difference in outcome{lack if report['unreadable'] else ''}")
     else:
         say(f"first difference: request {difference['request']}, {difference['what']}")
         say(f"  journal: {difference['journal']}")

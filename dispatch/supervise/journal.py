@@ -91,7 +91,7 @@ class Journal:
         try:
             os.set_blocking(self._file, True)
             self._lock()
-            self._write([self._header(isolation, setup)])
+            self._write_header(isolation, setup)
             self._thread.start()
         except BaseException:  # a full disk, or no more threads
             os.close(self._file)
@@ -108,6 +108,14 @@ class Journal:
             raise BadRequest("journal", given, "a file for each supervisor", "close the other one first") from None
         except OSError:  # a file system without locks
             return
+
+    def _write_header(self, isolation: str, setup: Sequence[str]) -> None:
+        try:
+            self._write([self._header(isolation, setup)])
+        except OSError as error:  # otherwise a full disk would look like a lack of threads
+            hint = "free some space, or choose another file"
+            text = f"journal: {self.path} cannot be written: {error.strerror or error}; {hint}"
+            raise DispatchError(text) from error
 
     def _header(self, isolation: str, setup: Sequence[str]) -> dict[str, Any]:
         device = self._pool.device

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch.errors import BadRequest, Undelivered
+from dispatch.errors import BadRequest, DispatchError, Undelivered
 from dispatch.keys import Epilogue
 from dispatch.supervise.journal import read
 from dispatch.supervise.limits import LONGEST
@@ -135,6 +135,11 @@ def test_requests_are_let_go(path):
 
 
 # -- what it survives -----------------------------------------------------------------------------------------------
+def test_a_full_disk_is_named_as_the_reason():
+    with pytest.raises(DispatchError, match=r"^journal: /dev/full cannot be written: No space left on device; free"):
+        dp.Supervisor("host", streams=1, journal="/dev/full")
+
+
 def test_a_file_that_cannot_be_opened_is_refused_at_once(tmp_path):
     threads = threading.active_count()
     with pytest.raises(FileNotFoundError):

@@ -162,6 +162,10 @@ def test_what_depended_on_the_moment_is_not_run_again(path, probe, capsys):
     assert (told["ran"], told["skipped"], told["unreadable"], told["difference"]) == (0, 2, 1, None)
     assert code == 1  # a request that cannot be made again is not taken to be the same
     assert "a class of this package" in told["why"]
+    assert replay(path) == 1
+    printed = capsys.readouterr().out
+    assert f"  1 could not be rebuilt: not run; reason of the first: {told['why']}\n" in printed
+    assert printed.endswith("no difference in outcome of the 0 that ran; incomplete without the 1 that did not\n")
 
 
 @pytest.mark.parametrize(
