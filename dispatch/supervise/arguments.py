@@ -20,9 +20,12 @@ __all__ = [
     "check_function",
     "check_futures",
     "check_names",
+    "check_streams",
     "check_workers",
     "conditional_future",
 ]
+
+MAX_STREAMS = 4096  # far more than can run at the same time; starting so many takes some seconds
 
 
 def conditional_future(request: Request[R_co], deadline: float | None, after: Any) -> ConditionalFuture[R_co]:
@@ -48,6 +51,15 @@ def check_futures(after: Any) -> tuple[Future, ...]:
 def check_choice(name: str, given: Any, accepted: tuple[str, ...]) -> None:
     if not isinstance(given, str) or given not in accepted:
         raise BadRequest(name, repr(given), " or ".join(map(repr, accepted)))
+
+
+def check_streams(given: Any) -> int:
+    """The number of workers, refused before thousands of threads are started in vain."""
+    streams = check_at_least("streams", given, 1)
+    if streams > MAX_STREAMS:
+        hint = "each worker has a thread and a stream of its own; many more requests can wait in its queue (queue_size)"
+        raise BadRequest("streams", shown(given), f"an integer from 1 to {MAX_STREAMS}", hint)
+    return streams
 
 
 def check_at_least(name: str, given: Any, least: int) -> int:

@@ -107,7 +107,7 @@ class Supervisor:
         arguments.check_choice("when_full", when_full, ("block", "raise", "drop_oldest"))
         arguments.check_choice("completion", completion, ("poll", "block", "callback"))
         arguments.check_choice("placement", placement, ("affine", "fair"))
-        streams = arguments.check_at_least("streams", streams, 1)
+        streams = arguments.check_streams(streams)
         queue_size = arguments.check_at_least("queue_size", queue_size, 1)
         max_restarts = arguments.check_at_least("max_restarts", max_restarts, 0)
         spare = arguments.check_at_least("spare", int(spare) if isinstance(spare, bool) else spare, 0)  # True means one

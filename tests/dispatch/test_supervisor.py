@@ -56,6 +56,12 @@ def test_a_number_that_is_too_small_is_refused(options):
         dp.Supervisor("host", **options)
 
 
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_more_workers_than_make_sense_are_refused_before_any_is_started(isolation):
+    with pytest.raises(BadRequest, match=r"^streams: got 1000000; expected an integer from 1 to 4096\. Hint: each"):
+        dp.Supervisor("host", streams=10**6, isolation=isolation)
+
+
 def test_the_worker_asked_for_must_exist(probe):
     with dp.Supervisor("host", streams=2) as sup:
         for worker in (2, -1, "0"):
