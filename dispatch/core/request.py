@@ -14,7 +14,7 @@ from dispatch.core.request_repr import text_of
 from dispatch.device.frameworks.framework import ForeignStorage, ordered_with
 from dispatch.device.stream import NULL_CONTEXT
 from dispatch.device.tensor import Tensor
-from dispatch.errors import BadRequest, WorkerFailed
+from dispatch.errors import BadRequest, StaleTensor, WorkerFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -45,6 +45,7 @@ __all__ = [
     "as_requests",
     "check_request",
     "on_framework_stream",
+    "refuse_moved",
     "run",
     "tell_written",
 ]
@@ -320,12 +321,23 @@ def on_framework_stream(request: Request[Any]) -> AbstractContextManager[Any]:
 def _run_on_framework_stream(request: Request[R_co]) -> R_co:
     """Run on the current stream of the operands' framework, in order with the streams of other frameworks' operands."""
     device = request.device
+    refuse_moved(request)
     with on_framework_stream(request):
         executor = device.executor()
         with NULL_CONTEXT if device.is_host else ordered_with(executor.stream, request.tensors(), request.framework):
             result: R_co = executor.run(request)
     tell_written(request)
     return result
+
+
+def refuse_moved(request: Request[Any]) -> None:
+    """StaleTensor if a framework has freed or moved the memory of an operand since the request was made."""
+    for name, tensor, _ in request.tensors():
+        if isinstance(tensor.storage, ForeignStorage) and tensor.storage.is_moved:
+            what = "the memory of its storage was freed or moved since, as by untyped_storage().resize_()"
+            raise StaleTensor(
+                f"{name}: {tensor.layout} was an operand of a request, and {what}. Make the request again"
+            )
 
 
 def tell_written(request: Request[Any]) -> None:

@@ -72,3 +72,11 @@ def test_read_only_weights_are_refused(dev):
     call = dp.prepare(dp.MatmulRequest(dev.zeros((4, 8)), dp.from_dlpack(frozen)))
     with pytest.raises(BadRequest, match="read-only"):
         call.refit(np.zeros((8, 16), np.float32))
+
+
+def test_weights_and_the_operand_that_they_are_are_not_both_passed():
+    dev = dp.device("host")
+    call = dp.prepare(dp.MatmulRequest(dev.array(np.eye(2)), dev.array(np.eye(2))))
+    with pytest.raises(BadRequest, match="weights: got an array, as well as b"):
+        call.refit(np.ones((2, 2)), b=np.ones((2, 2)))
+    assert np.array_equal(call().numpy(), np.eye(2))

@@ -28,13 +28,19 @@ class ForeignStorage(Storage):
     Its first use counts as a use on that library's current stream, as if the library itself used it: nothing waits.
     """
 
-    __slots__ = ("at", "first", "framework", "held", "layout")
+    __slots__ = ("at", "first", "framework", "held", "held_at", "layout")
 
     def __init__(self, framework: Framework, device: Device, stream: Stream, given: Any, ptr: int) -> None:
         super().__init__(device, ptr, 0, stream, _let_go, given)
         self.framework, self.first, self.at = framework, stream, ptr
         self.layout: Any = None
         self.held: Any = None  # another object that keeps the memory alive
+        self.held_at: int | None = None  # its `data_ptr()`, if the caller may resize or free its memory
+
+    @property
+    def is_moved(self) -> bool:
+        """Whether its library has freed or moved the memory, though this object keeps it alive."""
+        return self.held_at is not None and self.held.data_ptr() != self.held_at
 
     def tensor(self, dtype: Dtype, shape: Shape, strides: Shape, *, readonly: bool = False) -> Tensor:
         """The tensor that represents the whole operand; strides count elements.

@@ -112,10 +112,12 @@ class Torch(Framework):
     def _storage(self, device: Device, given: Any, ptr: int) -> ForeignStorage:
         """The storage of a torch tensor, which keeps its memory alive, too.
 
-        The caller may give the tensor other memory at any time, by x.data = y, x.set_(y) or module.to(dtype).
+        The caller may give the tensor other memory at any time, by x.data = y, x.set_(y) or module.to(dtype), and free
+        or move this memory by x.untyped_storage().resize_(), as FSDP does, or by x.resize_().
         """
         storage = ForeignStorage(self, device, self._used_on(device), given, ptr)
         storage.held = given.untyped_storage()
+        storage.held_at = storage.held.data_ptr()
         return storage
 
     def is_on_gpu(self, given: Any) -> bool:

@@ -9,6 +9,7 @@ import sys
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -119,3 +120,39 @@ def test_no_library_is_imported_for_it():
         "assert not {'torch', 'cupy', 'jax'} & {name.partition('.')[0] for name in sys.modules}\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+MOVED_MEMORY = {
+    "freed": lambda x: x.untyped_storage().resize_(0),  # as FSDP does between the uses of a parameter
+    "grown": lambda x: x.resize_(1 << 20),
+}
+
+
+@pytest.mark.parametrize("way", MOVED_MEMORY)
+def test_an_operand_whose_memory_is_freed_or_moved_is_refused(torch, way):
+    """By prepared calls and by requests that were made before; other operands, and one-shot calls, are not affected."""
+    x, w = torch.ones(4, 4), torch.full((4, 4), 2.0)
+    request = dp.MatmulRequest(x, w)
+    call, out = dp.prepare(request), torch.empty(4, 4)
+    into = dp.prepare(dp.MatmulRequest(x, torch.eye(4), out=out))
+    for _ in range(3):
+        assert torch.equal(call(), torch.full((4, 4), 8.0))
+    MOVED_MEMORY[way](w)
+    refit = partial(call.refit, torch.eye(4))
+    for use in (call, lambda: dp.run(request), lambda: call(a=x), lambda: dp.prepare(request), refit):
+        with pytest.raises(
+            dp.errors.StaleTensor, match=r"^b: .*its storage was freed or moved.*Make the request again"
+        ):
+            use()
+    assert torch.equal(call(b=torch.eye(4)), x), "an operand that is replaced is not read"
+    assert torch.equal(into(), x)
+    MOVED_MEMORY[way](out)
+    with pytest.raises(dp.errors.StaleTensor, match=r"^out: "):
+        into()
+
+
+def test_a_view_in_the_middle_of_a_storage_is_not_moved(torch):
+    x = torch.arange(64.0).reshape(4, 16)[:, 4:8]
+    call = dp.prepare(dp.MatmulRequest(x, torch.eye(4)))
+    for _ in range(2):
+        assert torch.equal(call(), x)

@@ -7,6 +7,7 @@ import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import dispatch as dp
@@ -168,6 +169,9 @@ def test_what_cannot_be_captured_is_refused(library, executor):
     x = dp.device("host").array([1.0], "f32")
     with pytest.raises(BadRequest, match=r"graph: got True; expected False on the host"):
         dp.prepare(dp.SoftmaxRequest(x), graph=True)
+    for wrong in ("yes", 1, np.ones(3)):
+        with pytest.raises(BadRequest, match=r"graph: got .*; expected a bool"):
+            dp.prepare(dp.SoftmaxRequest(x), graph=wrong)
 
 
 def test_no_object_is_destroyed_while_it_is_launched(library, executor, monkeypatch):
