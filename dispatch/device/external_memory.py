@@ -64,7 +64,9 @@ def from_dlpack(source: Any) -> Tensor:
     else:
         raise BadRequest("from_dlpack", f"DLPack device type {kind}", "memory of a CUDA GPU or of the host")
     strides = imported.strides if imported.strides is not None else c_strides(imported.shape)
-    storage = Storage(target, imported.ptr, 0, target.executor().stream, _hand_back, imported)
+    # torch's export keeps its tensor alive, which may be given other memory by x.data = y, and this memory freed.
+    held: Any = imported if not hasattr(source, "untyped_storage") else (imported, source.untyped_storage())
+    storage = Storage(target, imported.ptr, 0, target.executor().stream, _hand_back, held)
     return Tensor(
         storage, imported.ptr, target.layout(imported.dtype, imported.shape, strides, imported.ptr, imported.readonly)
     )

@@ -74,6 +74,21 @@ def test_memory_outlives_a_tensor_that_is_given_other_memory(torch, way):
     assert memory.expired()
 
 
+@pytest.mark.parametrize("way", OTHER_MEMORY)
+def test_memory_outlives_a_tensor_of_dlpack_that_is_given_other_memory(torch, way):
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    x = torch.rand(64, 64)
+    before, memory = x.numpy().copy(), StorageWeakRef(x.untyped_storage())
+    tensor = dp.from_dlpack(x)
+    OTHER_MEMORY[way](torch, x)
+    assert not memory.expired()
+    assert np.array_equal(tensor.numpy(), before)
+    del tensor
+    gc.collect()
+    assert memory.expired()
+
+
 def test_the_memory_of_a_result_outlives_other_memory(torch):
     from torch.multiprocessing.reductions import StorageWeakRef
 
