@@ -78,7 +78,7 @@ def test_memory_outlives_a_tensor_that_is_given_other_memory(torch, way):
 def test_memory_outlives_a_tensor_of_dlpack_that_is_given_other_memory(torch, way):
     from torch.multiprocessing.reductions import StorageWeakRef
 
-    x = torch.rand(64, 64)
+    x = torch.nn.Parameter(torch.rand(64, 64), requires_grad=False)
     before, memory = x.numpy().copy(), StorageWeakRef(x.untyped_storage())
     tensor = dp.from_dlpack(x)
     OTHER_MEMORY[way](torch, x)
