@@ -18,7 +18,7 @@ from dispatch.ops.sparse import (
 )
 from dispatch.ops.sparse.batched_rules import dense_elements
 from dispatch.ops.sparse.block_jacobi_reference import numpy_block_jacobi
-from dispatch.ops.sparse.bsr_rules import dense_blocks, only_bsr, several_columns, untransposed_blocks
+from dispatch.ops.sparse.bsr_rules import dense_blocks, large_blocks, only_bsr, untransposed_blocks
 from dispatch.ops.sparse.check import nvrtc_check
 from dispatch.ops.sparse.compiled_reference import numpy_compiled
 from dispatch.ops.sparse.reference import numpy_check, numpy_compressed, numpy_dense_count, scipy_sparse
@@ -44,7 +44,7 @@ OF_BSR  = (aligned, only_bsr)
 ADJACENT = (aligned, adjacent_rows, default_algorithm, few_elements)
 MATRIX = (aligned, adjacent_rows, default_algorithm, enough_columns)
 STACKED = (aligned, adjacent_rows, default_algorithm)
-OVER_BLOCKS = (aligned, untransposed_blocks, default_algorithm, several_columns)
+OVER_BLOCKS = (aligned, untransposed_blocks, default_algorithm, large_blocks)
 DTYPES = (F32, F64, C64, C128, F16, BF16)
 
 H100 = ("H100",)
