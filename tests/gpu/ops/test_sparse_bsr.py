@@ -136,3 +136,54 @@ def test_blocks_of_torch(rng):
     again = S.to_torch(S.tobsr(S.tocsr(a), (4, 4)))
     torch.testing.assert_close(again.to_dense(), dense)
     torch.testing.assert_close(S.to_torch(S.tocsr(a)).to_dense(), dense)
+
+
+BLOCKS = [(2, 2), (4, 4), (8, 8), (16, 16), (32, 32), (64, 64), (100, 100), (4, 2), (3, 5), (1, 40), (70, 3)]
+EPSILON = {"f4": 2.0**-23, "f8": 2.0**-52, "c8": 2.0**-22}
+
+
+def block_matrix(rng, lines, across, block, dtype):
+    """BSR with up to 12 blocks in a row, one row that has 300, and empty rows."""
+    counts = rng.integers(0, 13, lines)
+    counts[rng.integers(lines)] = 300
+    ends = np.concatenate([[0], np.cumsum(counts)]).astype("i4")
+    values = rng.standard_normal((ends[-1], *block))
+    if dtype == "c8":
+        values = values + 1j * rng.standard_normal(values.shape)
+    places = rng.integers(0, across, ends[-1]).astype("i4")
+    shape = lines * block[0], across * block[1]
+    return sp.bsr_array((values.astype(dtype), places, ends), shape)
+
+
+@pytest.mark.parametrize("dtype", EPSILON)
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_products_of_blocks_by_this_library_s_kernel(block, dtype, gpu, rng):
+    """Fresh numbers and patterns of changing layouts in one process, against SciPy in f64, into poisoned results."""
+    wide = "c16" if dtype == "c8" else "f8"
+    for columns in (1, 2, 7, 64, 130):
+        a = block_matrix(rng, 60, 400, block, dtype)
+        b = rng.standard_normal((a.shape[1], columns)).astype(dtype)
+        exact, size = a.astype(wide) @ b.astype(wide), abs(a.astype(wide)) @ np.abs(b)
+        parts = [gpu.array(part) for part in (a.data, a.indptr, a.indices)]
+        form = dp.SparseForm("bsr", a.shape, 0, block)
+        for right in (gpu.array(b), gpu.array(np.ascontiguousarray(b.T)).T):
+            found = [gpu.array(np.full(exact.shape, np.nan, dtype)) for _ in range(2)]
+            for out in found:
+                dp.spmm(*parts, form, right, library="own", out=out)
+            found = [out.numpy() for out in found]
+            assert found[0].tobytes() == found[1].tobytes()
+            assert (np.abs(found[0] - exact) <= 300 * max(block) * EPSILON[dtype] * size + 1e-30).all()
+
+
+def test_a_batch_of_blocks_is_that_of_each_matrix(gpu, rng):
+    batch, block = 9, (32, 16)
+    one = block_matrix(rng, 20, 400, block, "f4")
+    values = rng.standard_normal((batch, *one.data.shape)).astype("f4")
+    b = rng.standard_normal((batch, one.shape[1], 33)).astype("f4")
+    rows, places, form = gpu.array(one.indptr), gpu.array(one.indices), dp.SparseForm("bsr", one.shape, 0, block)
+    found = dp.spmm_batched(gpu.array(values), rows, places, form, gpu.array(b)).numpy()
+    for number in range(batch):
+        single = dp.spmm(gpu.array(values[number]), rows, places, form, gpu.array(b[number]), library="own").numpy()
+        np.testing.assert_allclose(found[number], single, rtol=1e-4, atol=1e-4)
+        exact = sp.bsr_array((values[number], one.indices, one.indptr), one.shape).astype("f8") @ b[number]
+        np.testing.assert_allclose(found[number], exact, rtol=1e-3, atol=1e-2)
