@@ -128,5 +128,5 @@ def test_the_host_is_an_architecture_older_than_all():
 
 @pytest.mark.parametrize("spec", ["", "sm_", "hopper", "sm_x"])
 def test_what_is_no_architecture_is_an_error(spec):
-    with pytest.raises(ValueError, match="is no architecture"):
+    with pytest.raises(ValueError, match="is not an architecture"):
         Arch.of(spec)

@@ -235,7 +235,7 @@ def test_a_journal_that_cannot_be_begun_leaves_nothing(missing, monkeypatch, tmp
         patch.setattr(threading.Thread, "start", no_more)
         if missing == "header":
             patch.setattr("dispatch.supervise.journal.Journal._write", full)
-        with pytest.raises((RuntimeError, OSError), match=r"can't start new thread|No space left"):
+        with pytest.raises((RuntimeError, dp.errors.DispatchError), match=r"can't start new thread|No space left"):
             dp.Supervisor("host", streams=1, journal=tmp_path / "journal")
     gc.collect()
     for thread in threading.enumerate():
