@@ -107,7 +107,7 @@ def named_window(window: Any, size: int) -> Array:
         ) from error
     try:
         samples: Array = get_window(window, size)
-    except ValueError as error:
+    except (ValueError, TypeError, IndexError) as error:  # IndexError for an empty tuple
         raise BadRequest(
             "window", shown(window), "a window name that scipy.signal.get_window accepts", str(error)
         ) from error

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.checks import check_bool, check_enum, check_number, shown
+from dispatch.checks import check_bool, check_enum, check_int, check_number, shown
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
 from dispatch.keys import C64, C128, F32, F64
@@ -165,7 +165,9 @@ def istft(
                 "c64 or c128, with frequencies along another axis",
             )
         usual = 2 * (spectrum.shape[freqs] - 1) if input_onesided else spectrum.shape[freqs]
-        if nperseg is None and isinstance(window, (str, tuple)):
+        if nperseg is not None:
+            nperseg = check_int("nperseg", nperseg, 1)
+        elif isinstance(window, (str, tuple)):
             nperseg = usual
         if nfft is None:
             nfft = usual + 1 if input_onesided and nperseg == usual + 1 else usual

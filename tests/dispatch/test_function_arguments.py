@@ -43,6 +43,9 @@ CALLS = [
     # of arrays and other values
     (lambda: dp.signal.fftconvolve(B.astype(object), B), "in1: got .*expected a dtype"),
     (lambda: dp.signal.stft(B, nperseg=2, detrend=B), "detrend: got "),
+    (lambda: dp.signal.stft(B, nperseg=2, window=()), r"window: got \(\); expected a window name"),
+    (lambda: dp.signal.istft(X.astype(complex), nperseg=B), "nperseg: got .*expected a whole number"),
+    (lambda: F.fft(B, load=B), "load: got "),
     (lambda: dp.linalg.lu_factor(X, check=B), "check: got .*expected a bool"),
     (lambda: dp.structured.compress(np.zeros((16, 16), "f2"), validate=B), "validate: got .*expected a bool"),
     (lambda: dp.random.Generator(1, device="host").multinomial(3, [1.0], out=True), "out: got True; expected a Tensor"),

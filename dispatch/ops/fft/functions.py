@@ -67,7 +67,6 @@ __all__ = [
 F = TypeVar("F", bound="Callable[..., Any]")
 LAST_TWO = (-2, -1)
 NAMED = {"s": "n", "axes": "axis"}  # the request's names for the arguments of functions along one axis
-NOTHING = (None, None, None)
 
 
 def _repeated(kind: DftKind, *, inverse: bool) -> Callable[[F], F]:
@@ -334,9 +333,9 @@ def _along(kind: DftKind, a: Any, n: Any, axis: Any, norm: Any, out: Any, throug
 
 def _one(kind: DftKind, a: Any, n: Any, axis: Any, norm: Any, out: Any, through: Through, *, inverse: bool) -> Any:
     norm = "backward" if norm is None else norm
-    if through == NOTHING:
-        return dft(a, kind, n, axis, inverse=inverse, norm=norm, out=out)
     load, store, precision = through
+    if load is None and store is None and precision is None:
+        return dft(a, kind, n, axis, inverse=inverse, norm=norm, out=out)
     more: dict[str, Any] = {"load": load, "store": store, "precision": precision}
     return callback_dft(a, kind, n, axis, inverse=inverse, norm=norm, out=out, **more)
 
