@@ -248,6 +248,7 @@ EXPLAINED = {  # what the name of the row says, and what the request does; all f
     f"conv_bwd_filter --dtype f16 --library cutlass {GRADIENTS}": ("f16×f16→f16 sm_90 cutlass", "w_extents=(3, 3)"),
 }
 WRONG = {  # the flag, what was given, what is expected
+    "gather --dtype f32 --shape 8 --comm 99999999999999999999": ("--comm", "99999999999999999999", "number of ranks"),
     "matmul --dtype f7": ("--dtype", "got 'f7'", "expected a dtype: "),
     "matmul --dtype f32 --epilogue SWISH": ("--epilogue", "got 'SWISH'", "expected one of NONE, RELU"),
     "matmul --dtype f32 --shape 4xa": ("--shape", "got '4xa'", "expected an operand like 8x64:f16:rows"),

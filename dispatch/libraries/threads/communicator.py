@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Rendezvous", "ThreadCommunicator", "placeholder_communicator", "solo"]
 
+MAX_PLACEHOLDER = 1 << 20  # ranks
+
 
 class Contribution(NamedTuple):
     """A rank's contribution to a round: a description of its call, the same on all ranks, and its part."""
@@ -222,7 +224,7 @@ def _split_rendezvous(given: list[tuple[int | None, int]], color: int | None) ->
 
 def placeholder_communicator(size: int) -> ThreadCommunicator:
     """Rank 0 of `size` ranks on the host, without the others: for requests that are explained and not run."""
-    if size < 1:
+    if not 1 <= size <= MAX_PLACEHOLDER:
         raise ValueError(size)
     return ThreadCommunicator(Rendezvous(size), 0, host("host"))
 
