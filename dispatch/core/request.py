@@ -331,13 +331,20 @@ def _run_on_framework_stream(request: Request[R_co]) -> R_co:
 
 
 def refuse_moved(request: Request[Any]) -> None:
-    """StaleTensor if a framework has freed or moved the memory of an operand since the request was made."""
-    for name, tensor, _ in request.tensors():
-        if isinstance(tensor.storage, ForeignStorage) and tensor.storage.is_moved:
-            what = "the memory of its storage was freed or moved since, as by untyped_storage().resize_()"
-            raise StaleTensor(
-                f"{name}: {tensor.layout} was an operand of a request, and {what}. Make the request again"
-            )
+    """StaleTensor if a framework has freed or moved the memory of an operand since the request was made.
+
+    Also if an output was given other memory, which would not show the result.
+    """
+    for name, tensor, written in request.tensors():
+        storage, what = tensor.storage, ""
+        if isinstance(storage, ForeignStorage):
+            if storage.is_moved:
+                what = "the memory of its storage was freed or moved since, as by untyped_storage().resize_()"
+            elif written and storage.is_left:
+                what = "it was given other memory since, as by x.data = y, which would not show the result"
+        if what:
+            text = f"{name}: {tensor.layout} was an operand of a request, and {what}. Make the request again"
+            raise StaleTensor(text)
 
 
 def tell_written(request: Request[Any]) -> None:

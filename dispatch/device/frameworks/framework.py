@@ -42,6 +42,11 @@ class ForeignStorage(Storage):
         """Whether its library has freed or moved the memory, though this object keeps it alive."""
         return self.held_at is not None and self.held.data_ptr() != self.held_at
 
+    @property
+    def is_left(self) -> bool:
+        """Whether the operand was given other memory, and so would not show what is written to this one."""
+        return self.held_at is not None and self.keep.data_ptr() != self.at
+
     def tensor(self, dtype: Dtype, shape: Shape, strides: Shape, *, readonly: bool = False) -> Tensor:
         """The tensor that represents the whole operand; strides count elements.
 

@@ -97,7 +97,8 @@ def test_the_memory_of_a_result_outlives_other_memory(torch):
     memory = StorageWeakRef(y.untyped_storage())
     y.data = torch.zeros(64, 64)
     assert not memory.expired()
-    call()
+    with pytest.raises(dp.errors.StaleTensor, match=r"^out: "):
+        call()
 
 
 def test_many_calls_leave_nothing_behind(torch):
@@ -171,3 +172,19 @@ def test_a_view_in_the_middle_of_a_storage_is_not_moved(torch):
     call = dp.prepare(dp.MatmulRequest(x, torch.eye(4)))
     for _ in range(2):
         assert torch.equal(call(), x)
+
+
+@pytest.mark.parametrize("way", ["x.data = y", "x.set_"])
+def test_an_output_that_is_given_other_memory_is_refused(torch, way):
+    """Its new memory would not show the result."""
+    x, out = torch.ones(4, 4), torch.empty(4, 4)
+    request = dp.MatmulRequest(x, torch.eye(4), out=out)
+    call, allocating = dp.prepare(request), dp.prepare(dp.MatmulRequest(x, torch.eye(4)))
+    result = allocating()
+    for _ in range(2):
+        assert torch.equal(call(), x)
+    for given in (out, result):
+        OTHER_MEMORY[way](torch, given)
+    for use in (call, lambda: dp.run(request), lambda: call(a=x), allocating):
+        with pytest.raises(dp.errors.StaleTensor, match=r"^out: .*given other memory since.*Make the request again"):
+            use()
