@@ -269,7 +269,8 @@ def prepare(request: Request[R_co], *, graph: bool = False) -> BoundCall[R_co]:
 
     Over operands of torch or CuPy that is the current stream of their library. Outputs that are None in the request are
     allocated here, once; each call writes them again. To call it from several threads, give each thread its own `out`.
-    It raises the same errors as `run`.
+    It raises the same errors as `run`. A call raises StaleTensor if torch has freed or moved the memory of an operand
+    since, or an output was given other memory.
 
     Calls that can be captured are launched as a CUDA graph. A collective of NCCL is so only with `graph=True`, because
     all its ranks must prepare it, each on its own thread or process, in the same order as their other calls. BadRequest
