@@ -32,7 +32,7 @@ __all__ = ["cut", "run_in_chunks"]
 T = TypeVar("T")
 CANDIDATES = (1, 2, 4, 8, 16)
 MIN_ROWS = 128  # the fewest rows of a chunk: smaller products do not fill a GPU
-TURNS = 5  # measurements of each candidate; the first is not counted
+TURNS = 4  # measurements of each candidate
 ROW, MAX_CALLS = 2e-3, 8  # seconds that a row of calls takes at least, and its largest number of calls
 _measured: weakref.WeakKeyDictionary[Communicator, dict[Any, tuple[int, int]]] = weakref.WeakKeyDictionary()
 
@@ -64,14 +64,11 @@ def run_in_chunks(
 
 def _fastest(candidates: Sequence[Callable[[], object]], side: SideStream) -> int:
     """The candidate that is fastest on the rank where it is slowest, the same on all ranks. Waits for the GPU."""
-    count, best = 1, np.full(len(candidates), np.inf)
-    for turn in range(TURNS):
-        found = np.array([_seconds(run, count, side) for run in candidates])
-        if turn:
-            best = np.minimum(best, found)
-        else:  # the same number on all ranks, because each call is a collective
-            count = min(MAX_CALLS, 1 + int(ROW / _slowest(found, side).min()))
-    return int(_slowest(best, side).argmin())
+    for _ in range(2):  # plans are made in the first turn
+        single = np.array([_seconds(run, 1, side) for run in candidates])
+    count = min(MAX_CALLS, 1 + int(ROW / _slowest(single, side).min()))  # on all ranks: each call is a collective
+    turns = [[_seconds(run, count, side) for run in candidates] for _ in range(TURNS)]
+    return int(_slowest(np.min(turns, axis=0), side).argmin())
 
 
 def _seconds(run: Callable[[], object], count: int, side: SideStream) -> float:
