@@ -23,7 +23,7 @@ from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
 from dispatch.execute.bound import Bound
 from dispatch.execute.capturable import CapturableExecutor
-from dispatch.execute.cuda_graph import GraphExec, capture, recorded
+from dispatch.execute.cuda_graph import TRIES, GraphExec, capture, recorded
 from dispatch.execute.executor import APART
 from dispatch.execute.installed import Versions, algorithms, installed
 from dispatch.execute.launches import Launches, launch_on_default
@@ -267,9 +267,9 @@ class CudaExecutor(CapturableExecutor):
         """
         self._outgrown, self._pages, self._slots, self._scalars = self._pages, [], [], {}
 
-    def capture(self, enqueue: Callable[[], None]) -> GraphExec | None:
+    def capture(self, enqueue: Callable[[], None], *, tries: int = TRIES) -> GraphExec | None:
         """Record what plans of this executor enqueue; None if other libraries ended every attempt."""
-        graph = self._recorded(partial(capture, enqueue, holds_gil=self.holds_gil))
+        graph = self._recorded(partial(capture, enqueue, holds_gil=self.holds_gil, tries=tries))
         if graph is not None and self.stream.context is not NULL_CONTEXT:
             graph.launch = partial(launch_on_default, self.stream.context, graph.launch)
         return graph

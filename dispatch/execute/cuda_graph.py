@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-__all__ = ["GraphExec", "capture", "instantiated", "launcher", "recorded"]
+__all__ = ["TRIES", "GraphExec", "capture", "instantiated", "launcher", "recorded"]
 
 OUT_OF_MEMORY, LAUNCH_OUT_OF_RESOURCES = 2, 701  # CUDA_ERROR_…
 TRIES = 3  # of a recording that other libraries end
@@ -63,13 +63,14 @@ def capture(
     recordings: Recordings,
     *,
     holds_gil: bool = False,
+    tries: int = TRIES,
 ) -> GraphExec | None:
     """Record the work that `enqueue()` enqueues, as a graph to launch on the stream whose handle is now in `target`.
 
     `holds_gil`: launches hold the GIL, under the conditions in cudabind.driver (BOUNDED). None if other libraries ended
     every attempt.
     """
-    graph = recorded(enqueue, target, recorder, recordings)
+    graph = recorded(enqueue, target, recorder, recordings, tries=tries)
     if graph is None:
         return None
     try:
@@ -103,14 +104,19 @@ def instantiated(graph: ctypes.c_void_p) -> int:
 
 
 def recorded(
-    enqueue: Callable[[], None], target: ctypes.c_void_p, recorder: ctypes.c_void_p, recordings: Recordings
+    enqueue: Callable[[], None],
+    target: ctypes.c_void_p,
+    recorder: ctypes.c_void_p,
+    recordings: Recordings,
+    *,
+    tries: int = TRIES,
 ) -> ctypes.c_void_p | None:
     """The graph of the work that `enqueue()` enqueues; the caller must destroy it.
 
     Plans enqueue on the stream whose handle is in `target`; during the recording that is `recorder`. Other libraries
     that synchronize the context end captures, so a lost recording is repeated; None if every attempt was lost.
     """
-    for _ in range(TRIES):
+    for _ in range(tries):
         with recordings.record():
             graph = _recorded(enqueue, target, recorder)
         if graph is not None:

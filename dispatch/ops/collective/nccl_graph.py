@@ -66,15 +66,8 @@ def capture_collective(
     It is tried once, because the ranks would otherwise make different numbers of calls: if another library ends the
     capture, the communicator fails, so that all ranks get an error.
     """
-    tries = iter((True,))
-
-    def enqueue_once() -> None:
-        if not next(tries, False):
-            why = f"another call, such as a wait for the whole context, ended the capture of {function}"
-            comm.raise_failed(CollectiveError(f"{comm!r}: {why}"))
-        enqueue()
-
-    graph = executor.capture(enqueue_once)
-    if graph is None:  # ended before anything was enqueued
-        comm.raise_failed(CollectiveError(f"{comm!r}: the capture of {function} did not begin"))
+    graph = executor.capture(enqueue, tries=1)
+    if graph is None:
+        why = f"another call, such as a wait for the whole context, ended the capture of {function}"
+        comm.raise_failed(CollectiveError(f"{comm!r}: {why}"))
     return CollectiveGraph(comm, graph, executor, function)

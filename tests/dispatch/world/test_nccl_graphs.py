@@ -46,8 +46,8 @@ class Executor:
         self.ended = 0  # how many captures other libraries end
         self.graphs, self.streams = [], []
 
-    def capture(self, enqueue):
-        for _ in range(2):
+    def capture(self, enqueue, *, tries=3):
+        for _ in range(tries):
             self.streams.append(self.target.value)
             enqueue()
             if not self.ended:
