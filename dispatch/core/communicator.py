@@ -101,7 +101,8 @@ class Communicator(ABC):
     def count_call(self) -> None:
         """Count a call that all ranks make; RankLost if one of them has left before it."""
         self.calls += 1
-        self._fail_without_left_ranks()
+        if self._left:
+            self._fail_without_left_ranks()
         self.check()
 
     def on_rank_left(self, rank: int, calls: int) -> None:

@@ -340,7 +340,7 @@ def refuse_moved(request: Request[Any]) -> None:
         if isinstance(storage, ForeignStorage):
             if storage.is_moved:
                 what = "the memory of its storage was freed or moved since, as by untyped_storage().resize_()"
-            elif written and storage.is_left:
+            elif written and storage.has_other_memory:
                 what = "it was given other memory since, as by x.data = y, which would not show the result"
         if what:
             text = f"{name}: {tensor.layout} was an operand of a request, and {what}. Make the request again"

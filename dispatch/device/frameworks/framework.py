@@ -43,7 +43,7 @@ class ForeignStorage(Storage):
         return self.held_at is not None and self.held.data_ptr() != self.held_at
 
     @property
-    def is_left(self) -> bool:
+    def has_other_memory(self) -> bool:
         """Whether the operand was given other memory, and so would not show what is written to this one."""
         return self.held_at is not None and self.keep.data_ptr() != self.at
 

@@ -1,4 +1,4 @@
-"""The operands that rows of conversions between CSR, BSR and dense matrices support: a rule returns "needs …" or ""."""
+"""The operands that rows for BSR support, of conversions and products: a rule returns "needs …, has …", or ""."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ __all__ = ["dense_blocks", "large_blocks", "only_bsr", "untransposed_blocks"]
 # 256 columns of B it took 0.33 to 0.95 of cuSPARSE's time on an H200, for blocks of 64 0.57. For blocks of 16 it took
 # 0.71 for 2 to 8 columns, but 1.23 to 1.66 otherwise, and for smaller blocks 0.91 to 1.8. For a batch cuSPARSE is
 # called for each matrix, and took 5 to 11 times as long.
-ENOUGH_ROWS, HALF_ENOUGH = 32, 16
-FEW_COLUMNS = range(2, 9)
+MIN_ROWS = 32
+MIN_ROWS_FOR_FEW, FEW_COLUMNS = 16, range(2, 9)
 BATCH = 3  # axes
 
 
@@ -46,9 +46,9 @@ def large_blocks(request: Any) -> str:
     Any blocks if the request names the library, or compares the libraries by `autotune`.
     """
     high, wide = request.form.block
-    is_fast = high >= ENOUGH_ROWS or (high >= HALF_ENOUGH and request.b.shape[-1] in FEW_COLUMNS)
+    is_fast = high >= MIN_ROWS or (high >= MIN_ROWS_FOR_FEW and request.b.shape[-1] in FEW_COLUMNS)
     if is_fast or high != wide or request.b.ndim == BATCH or request.library == "own" or request.autotune:
         return ""
     few = f"{FEW_COLUMNS[0]} to {FEW_COLUMNS[-1]}"
-    wanted = f"{ENOUGH_ROWS} rows, or {HALF_ENOUGH} and {few} columns of b, or library own or autotune"
+    wanted = f"{MIN_ROWS} rows, or {MIN_ROWS_FOR_FEW} and {few} columns of b, or library own or autotune"
     return f"needs blocks of at least {wanted}, has {high} and {request.b.shape[-1]}"
