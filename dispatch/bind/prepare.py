@@ -103,6 +103,8 @@ class BoundCall(Generic[R_co]):
                     self._graph = executor.record(plan, arguments)
                 elif graph:
                     self._graph = plan.as_graph(arguments)
+                else:
+                    self._graph = plan.as_calls(arguments, tuple(tensor for _, tensor, _ in self.request.tensors()))
                 if self._graph is not None:
                     self._launch: Callable[[], int] = self._graph.launch
         else:

@@ -251,7 +251,8 @@ class Plan:
     """A request bound to one executor: everything that does not depend on addresses is prepared.
 
     cuda_executor.py sets `launch` and `relocation`: the graph that launches the plan at any addresses once the executor
-    has learnt it, and the state of that learning. With a `counter`, each call has a number (call_counter.py).
+    has learnt it, and the state of that learning. A bare plan may set `launch` itself, to what makes its call. With a
+    `counter`, each call has a number (call_counter.py).
     """
 
     __slots__ = ("__weakref__", "capture_safe", "counter", "launch", "relocation", "row")
@@ -272,6 +273,10 @@ class Plan:
         If the plan has a counter, the number of the call follows the arguments.
         """
         raise WorkerFailed(f"{type(self).__name__} does not run on a GPU")
+
+    def as_calls(self, _arguments: tuple[Argument, ...], _tensors: tuple[Tensor, ...]) -> Launchable | None:
+        """The call at these addresses, for plans that make it themselves; None if it needs the executor."""
+        return None
 
     def as_graph(self, _arguments: tuple[Argument, ...]) -> Launchable:
         """The call captured into a graph, for plans that are captured only if the caller asks for it; else refused."""

@@ -49,8 +49,10 @@ class Bound:
 
     def is_relaunchable(self, request: Request) -> bool:
         """Whether `launch` may be called and running the request twice gives the same result as once."""
-        executor = self.executor
-        if self.plan.launch is None or self.arguments is None or executor.closed or executor.plans is not self.plans:
+        executor, plan = self.executor, self.plan
+        if plan.launch is None or not plan.capture_safe:  # not a graph
+            return False
+        if self.arguments is None or executor.closed or executor.plans is not self.plans:
             return False
         if self._repeatable is None:
             self._repeatable = request.repeatable  # constant: a request is frozen

@@ -26,7 +26,7 @@ from dispatch.execute.capturable import CapturableExecutor
 from dispatch.execute.cuda_graph import TRIES, GraphExec, capture, recorded
 from dispatch.execute.executor import APART
 from dispatch.execute.installed import Versions, algorithms, installed
-from dispatch.execute.launches import Launches, launch_on_default
+from dispatch.execute.launches import KERNELS, Launches, launch_on_default
 from dispatch.execute.plan_relocation import AGAIN, PlanRelocation
 from dispatch.execute.relocated_graph import MISFIT
 from dispatch.execute.relocations import Relocations
@@ -47,7 +47,6 @@ R = TypeVar("R")
 
 __all__ = ["CudaExecutor"]
 
-KERNELS = 8  # launches counted for one library call; a call with more may block in the driver
 SCALARS_PER_PAGE = 1024
 MAX_SCALARS = 1 << 14  # numbers in device memory of one executor; beyond it new memory is used
 

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
     from dispatch.device.stream import Stream
 
-__all__ = ["Launches"]
+__all__ = ["KERNELS", "Launches"]
 
 HALF = 128  # launches; with each one, memory may also be allocated and freed on the same stream
+KERNELS = 8  # launches counted for one library call; a call with more may block in the driver
 STREAMS = 16  # up to this number, each may use HALF; with more, several share one queue of the driver
 
 
@@ -35,13 +36,13 @@ class Launches:
     is active, because the driver may wait for a Python callback of the profiler's own thread.
     """
 
-    __slots__ = ("__weakref__", "_event", "_stream", "_target", "left")
+    __slots__ = ("__weakref__", "_event", "_stream", "left", "stream_handle")
 
     used: ClassVar[WeakSet[Launches]] = WeakSet()  # the objects that have graphs to launch
     observed: ClassVar[bool] = False  # whether a profiler is active: no launch on any stream holds the GIL
 
-    def __init__(self, stream: Stream, target: ctypes.c_void_p) -> None:
-        self._stream, self._target = stream, target
+    def __init__(self, stream: Stream, handle: ctypes.c_void_p) -> None:
+        self._stream, self.stream_handle = stream, handle
         self._event: ctypes.c_void_p | None = None  # recorded when `left` last started
         self.left = 0 if self.observed else HALF
 
@@ -59,12 +60,12 @@ class Launches:
         With `holds_gil` it always holds the GIL, and the caller must make sure that there is room.
         """
         if holds_gil or self._stream.external:
-            launch = launcher(executable, self._target, holds_gil=holds_gil)
+            launch = launcher(executable, self.stream_handle, holds_gil=holds_gil)
             context = self._stream.context
             return launch if context is NULL_CONTEXT else partial(launch_on_default, context, launch)
         self.used.add(self)
         self.left = min(self.left, self._share())
-        holding, free = (launcher(executable, self._target, holds_gil=holds) for holds in (True, False))
+        holding, free = (launcher(executable, self.stream_handle, holds_gil=holds) for holds in (True, False))
 
         def launch_in_room() -> int:
             self.left -= nodes
@@ -86,7 +87,7 @@ class Launches:
                 self._event = self._stream.device.event()
             elif driver.cuEventQuery.unchecked_holding_gil(self._event):
                 return False
-            if driver.cuEventRecord.unchecked_holding_gil(self._event, self._target):
+            if driver.cuEventRecord.unchecked_holding_gil(self._event, self.stream_handle):
                 return False
         if self.left < -HALF:  # too many were enqueued meanwhile: wait until they are done
             self.left = 0

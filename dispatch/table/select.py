@@ -231,8 +231,10 @@ def _plan(request: Request) -> Plan | None:
 
 def _launch(plan: Plan | None) -> str:
     """How a plan is launched, as text; "" if unknown."""
-    if plan is None or plan.relocation is None:
+    if plan is None:
         return ""
+    if plan.relocation is None:
+        return "" if plan.launch is None else "launched by its library; prepare(request, graph=True) captures it"
     why, nodes = plan.relocation.why, plan.relocation.nodes
     if why:
         return f"launched by its library: {why}"

@@ -17,7 +17,6 @@ import statistics
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,6 @@ from command import command
 from report import Report, Target, judge, say, table
 
 import dispatch as dp
-from dispatch.libraries.nccl.config import NcclConfig, version
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -132,21 +130,20 @@ def rank_main(quick: bool) -> None:
                     figures[f"{side}, {op}, {nbytes}"] = nbytes * factor(op, size) / took / 1e9
         x = torch.ones(256, device="cuda")
         out = torch.empty_like(x)
-        small = {
-            OURS: lambda: dp.all_reduce(x, comm=comm, out=out),
-            f"{OURS}, bound": dp.prepare(dp.AllReduceRequest(x, comm=comm, out=out)),
-            f"{OURS}, bound, as a graph": dp.prepare(dp.AllReduceRequest(x, comm=comm, out=out), graph=True),
-            TORCH: lambda: dist.all_reduce(x),
+        request = dp.AllReduceRequest(x, comm=comm, out=out)
+        bound = dp.prepare(request)
+        small: dict[str, Callable[[], Callable[[], object]]] = {  # in this order: captures make later calls slower
+            OURS: lambda: lambda: dp.all_reduce(x, comm=comm, out=out),
+            f"{OURS}, bound": lambda: bound,
+            TORCH: lambda: lambda: dist.all_reduce(x),
+            f"{OURS}, bound, as a graph": lambda: dp.prepare(request, graph=True),
+            f"{OURS}, bound, beside graphs": lambda: bound,
         }
-        for side, call in small.items():
+        for side, make in small.items():
+            call = make()
             for _ in range(200):
                 call()
             figures[f"{side}, {SMALL}"] = host_time(call, torch, 10 if quick else 60)
-        with suppress(dp.errors.Refused), without_graphs() as other:  # which older ones do not have
-            call = dp.prepare(dp.AllReduceRequest(x, comm=other.communicator, out=out))
-            for _ in range(200):
-                call()
-            figures[f"{OURS}, bound, no graphs, {SMALL}"] = host_time(call, torch, 10 if quick else 60)
         figures["products"] = races.products(comm, quick, lambda call, n: seconds(call, n, torch, dist))
         figures["training"] = races.training(world, rank, quick)
     dist.destroy_process_group()
@@ -154,14 +151,6 @@ def rank_main(quick: bool) -> None:
         print(json.dumps(figures))
 
 
-def without_graphs() -> Any:
-    """A world of the same ranks whose calls no CUDA graph will have; NCCL before 2.29 cannot be told so."""
-    port = int(os.environ["MASTER_PORT"]) + 2
-    config = NcclConfig(graph_usage_mode=0) if version() >= (2, 29, 0) else NcclConfig()
-    return dp.World.from_env(deadline=120, port=port, config=config)
-
-
-# -- all of them ------------------------------------------------------------------------------------------------------
 def started(count: int, quick: bool) -> dict[str, Any]:
     """The figures of rank 0, of as many processes as there are GPUs."""
     with socket.socket() as probe:
@@ -226,8 +215,7 @@ def measure(device: dp.Device, quick: bool, report: Report) -> None:
             rows.append([f"{nbytes / MIB:g} MiB", f"{ours:.1f}", f"{theirs:.1f}", f"{ours / theirs:.3f}"])
         say()
         table([f"{op}, bus bandwidth, GB/s", OURS, TORCH, "ratio"], rows)
-    sides = (OURS, *(f"{OURS}, bound{how}" for how in ("", ", no graphs", ", as a graph")), TORCH)
-    sides = [side for side in sides if f"{side}, {SMALL}" in figures]
+    sides = (OURS, *(f"{OURS}, bound{how}" for how in ("", ", beside graphs", ", as a graph")), TORCH)
     small = [[side, f"{figures[f'{side}, {SMALL}']:.1f}"] for side in sides]
     say()
     table([SMALL, "us"], small)

@@ -1,4 +1,4 @@
-"""NCCL's functions, each called bare with arguments of the types that C would need them to be."""
+"""NCCL's functions, each called with arguments that ctypes converts to the types of the generated signature."""
 
 import ast
 import ctypes
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cudabind.sys import nccl
 
-# What a parameter of a type in the generated signature is given, where nobody converts it.
+# ctypes' type of each type in the generated signatures. Whole numbers are converted, to any number of bits.
 KINDS = {
     "size_t": ctypes.c_size_t, "int32_t": ctypes.c_int, "ncclDataType_t": ctypes.c_int, "ncclRedOp_t": ctypes.c_int,
     "ncclScalarResidence_t": ctypes.c_int, "void_p": ctypes.c_void_p, "const_void_p": ctypes.c_void_p,
@@ -16,7 +16,7 @@ KINDS = {
 
 
 class Call:
-    """One function, called bare: each argument is of the type that C would need it to be."""
+    """One function: each argument is of the type that C needs, or a whole number which that type can hold."""
 
     def __init__(self, library, name):
         self.library, self.name, self.real = library, name, getattr(nccl, name)
@@ -24,11 +24,18 @@ class Call:
 
     def unchecked(self, *arguments):
         assert len(arguments) == len(self.kinds), f"{self.name} takes {len(self.kinds)}, was given {len(arguments)}"
-        for given, kind in zip(arguments, self.kinds, strict=True):
-            if (wanted := KINDS.get(kind)) is not None:
-                is_null = given is None and wanted is ctypes.c_void_p
-                assert is_null or isinstance(given, wanted), f"{self.name}: {type(given)} for a {kind}"
-        return self.library.called(self.name, arguments)
+        pairs = zip(arguments, self.kinds, strict=True)
+        return self.library.called(self.name, tuple(self._converted(given, kind) for given, kind in pairs))
+
+    def _converted(self, given, kind):
+        wanted = KINDS.get(kind)
+        if wanted is None or isinstance(given, wanted):
+            return given
+        is_address = issubclass(wanted, ctypes.c_void_p)
+        assert type(given) is int or (given is None and is_address), f"{self.name}: {given!r} for a {kind}"
+        converted = wanted(given)
+        assert (converted.value or 0) == (given or 0), f"{self.name}: {given} does not fit in a {kind}"
+        return converted
 
     def __call__(self, *arguments):
         status = self.library.called(self.name, arguments)

@@ -6,7 +6,6 @@ https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/p2p.html.
 
 from __future__ import annotations
 
-import ctypes
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.libraries.nccl.communicator import NcclCommunicator
 
-    Call = Callable[[tuple[Argument, ...]], int]  # takes a plan's arguments; returns NCCL's status
+    Call = Callable[[tuple[Argument, ...], int | None], int]  # takes a plan's arguments and the handle of a stream
 
 __all__ = ["DTYPES", "IN_PROGRESS", "MAKERS", "CallContext", "row_elements", "row_offsets", "run_in_group"]
 
@@ -34,26 +33,27 @@ IN_PROGRESS = 7  # ncclInProgress
 
 
 class CallContext(NamedTuple):
-    """The communicator, stream and other data with which the calls of a plan are made."""
+    """The data with which the calls of a plan are made, which return NCCL's status."""
 
     request: Any
     comm: NcclCommunicator
     executor: CudaExecutor
     function: str  # the function that the row names
-    stream: Any  # a cudaStream_t, which a plan sets to its executor's stream before each call
 
-    def tail_arguments(self) -> tuple[Any, Any]:
-        """The last two arguments of every call: the communicator's handle and the stream."""
-        return self.comm.c_handle, self.stream
+    @property
+    def handle(self) -> Any:
+        """The communicator's handle."""
+        return self.comm.c_handle
 
     def position(self, name: str) -> int:
         """The position of an operand's address in the plan's arguments."""
         index: int = self.request.place_of(name)
         return index
 
-    def dtype(self) -> ctypes.c_int:
+    @property
+    def dtype(self) -> int:
         """NCCL's number of the operands' dtype."""
-        return ctypes.c_int(DTYPES[self.request.dtypes[0]])
+        return DTYPES[self.request.dtypes[0]]
 
 
 def row_elements(request: Any) -> int:
@@ -72,13 +72,13 @@ class Message(NamedTuple):
 
 
 def _messages(ctx: CallContext, messages: Sequence[Message]) -> Call:
-    dtype, tail = ctx.dtype(), ctx.tail_arguments()
+    dtype, handle = ctx.dtype, ctx.handle
 
-    def run(given: tuple[Argument, ...]) -> int:
+    def run(given: tuple[Argument, ...], stream: int | None) -> int:
         def one(number: int) -> int:
             m = messages[number]
-            address = ctypes.c_void_p(int(given[m.operand].real) + m.offset)
-            return int(m.function(address, ctypes.c_size_t(m.elements), dtype, ctypes.c_int(m.peer), *tail))
+            address = int(given[m.operand].real) + m.offset
+            return int(m.function(address, m.elements, dtype, m.peer, handle, stream))
 
         return one(0) if len(messages) == 1 else run_in_group([(one, number) for number in range(len(messages))])
 

@@ -17,7 +17,7 @@ from dispatch.libraries.nvrtc.number_types import NAMES, NUMBERS
 if TYPE_CHECKING:
     from dispatch.keys import Dtype
 
-__all__ = ["NAME", "SOURCE", "Read", "Tile", "options", "tile_of"]
+__all__ = ["NAME", "SOURCE", "Read", "Tile", "blocks_of", "options", "tile_of"]
 
 NAME = "multiply_blocks"
 REAL = {C64: F32, C128: F64}
@@ -26,6 +26,11 @@ MAX_HIGH, MAX_WIDE = 64, 64  # of a tile of C
 ENOUGH_THREADS = 128  # of a thread block, so that several warps hide the latency of loads
 SHARES = ((4, 4), (4, 2), (2, 2), (2, 1))  # rows and columns of a thread: the first that leaves enough threads
 LINE_BYTES = 16  # of the padding of lines in shared memory, which keeps vectors aligned
+FEW_BLOCKS = 256  # thread blocks: fewer do not fill a GPU
+MAX_THREADS = 1 << 17  # of a launch, up to which teams are added: about as many as a GPU runs at once
+MAX_BLOCK = 512  # threads of a block, up to which teams are added
+SHARED_BYTES = 47 << 10  # for the steps of all teams, of 48 KiB
+STEP_BYTES = 4 * LINE_BYTES + 2 * 8  # of each step, beside A and B: padding and block columns
 
 
 class Tile(NamedTuple):
@@ -35,6 +40,7 @@ class Tile(NamedTuple):
         high, wide: rows and columns of a thread block.
         rows, columns: those of a thread.
         step: columns of A in shared memory.
+        teams: groups of threads, each of which computes every `teams`-th step; their sums are added at the end.
     """
 
     high: int
@@ -42,19 +48,37 @@ class Tile(NamedTuple):
     rows: int
     columns: int
     step: int
+    teams: int = 1
 
     @property
     def threads(self) -> int:
         """The threads of a block."""
-        return -(-self.high // self.rows) * (self.wide // self.columns)
+        return -(-self.high // self.rows) * (self.wide // self.columns) * self.teams
 
 
-def tile_of(high: int, columns: int, item: int, few: bool) -> Tile:
+def tile_of(high: int, columns: int, item: int, lines: int, span: int) -> Tile:
     """The tile for blocks of `high` rows, a C of so many columns, and sums of `item` bytes.
 
-    With `few`, there are too few rows of blocks to fill a GPU with the largest tiles, and they are narrower.
+    `lines` are the rows of blocks, of all products of a batch, and `span` the columns of all blocks of an average row.
+    If there are too few tiles to fill a GPU, they are narrower, and have several teams.
     """
-    rows, wide = min(high, MAX_HIGH), MAX_WIDE // 2 if few else MAX_WIDE
+    tile = _tile(high, columns, item, MAX_WIDE)
+    if blocks_of(lines, high, columns, tile) < FEW_BLOCKS:
+        tile = _tile(high, columns, item, MAX_WIDE // 2)
+    blocks = blocks_of(lines, high, columns, tile)
+    while (
+        2 * blocks * tile.threads <= MAX_THREADS
+        and 2 * tile.threads <= MAX_BLOCK
+        and 2 * tile.teams * tile.step <= span
+        and 2 * tile.teams * tile.step * ((tile.high + tile.wide) * item + STEP_BYTES) <= SHARED_BYTES
+    ):
+        tile = tile._replace(teams=2 * tile.teams)
+    return tile
+
+
+def _tile(high: int, columns: int, item: int, wide: int) -> Tile:
+    """The tile of at most `wide` columns, with one team."""
+    rows = min(high, MAX_HIGH)
     while wide > 1 and wide >= 2 * columns:
         wide //= 2
     for share in (*SHARES, (1, 1)):
@@ -63,6 +87,11 @@ def tile_of(high: int, columns: int, item: int, few: bool) -> Tile:
             if tile.threads >= ENOUGH_THREADS:
                 break
     return tile
+
+
+def blocks_of(lines: int, high: int, columns: int, tile: Tile) -> int:
+    """The number of thread blocks, for so many rows of blocks."""
+    return int(lines * -(-high // tile.high) * -(-columns // tile.wide))
 
 
 SOURCE = (
@@ -76,11 +105,12 @@ struct alignas(sizeof(RESULT) * PARTS) Result { RESULT part[PARTS]; };
 struct alignas(sizeof(Real) * PARTS) Sum { Real part[PARTS]; };
 struct BatchStrides { Int values, offsets, places, b, c, out; };  // in elements from one matrix to the next
 template <int COUNT> struct alignas(16) Line { Sum at[COUNT]; };  // so that a thread reads its vectors at once
-const int LANES = TILE_WIDE / COLUMNS, LINES = (TILE_HIGH + ROWS - 1) / ROWS, THREADS = LINES * LANES;
+const int LANES = TILE_WIDE / COLUMNS, LINES = (TILE_HIGH + ROWS - 1) / ROWS;
+const int TEAM = LINES * LANES, THREADS = TEAM * TEAMS, STEPS = STEP * TEAMS;
 const int A_LINE = LINES * ROWS + PAD, B_LINE = TILE_WIDE + PAD;
-const int A_LOADS = (TILE_HIGH * STEP + THREADS - 1) / THREADS, B_LOADS = (TILE_WIDE * STEP + THREADS - 1) / THREADS;
-const int STAGED = 256;  // block columns in shared memory; at least those of two steps
-static_assert(STAGED >= 2 * STEP + 2, "a step may begin and end inside a block");
+const int A_LOADS = (TILE_HIGH * STEP + TEAM - 1) / TEAM, B_LOADS = (TILE_WIDE * STEP + TEAM - 1) / TEAM;
+const int STAGED = 2 * STEPS + 64;  // block columns in shared memory: those of two steps, which may divide a block
+static_assert(TEAM * COLUMNS <= STEP * A_LINE, "a row of each thread's sums fits where A's columns were");
 
 __device__ void add_product(Sum& sum, const Sum& x, const Sum& y)
 {
@@ -120,10 +150,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, THREADS < 512 ? 512 / THRE
     Int b_row, Int b_column, Int c_row, Int c_column, Int out_row, Int out_column, int parts, int tiles, int each,
     BatchStrides strides)
 {
-    __shared__ Line<A_LINE> a_step[STEP];
-    __shared__ Line<B_LINE> b_step[STEP];
+    __shared__ Line<A_LINE> a_steps[STEPS];
+    __shared__ Line<B_LINE> b_steps[STEPS];
     __shared__ PLACE staged[STAGED];
-    const int thread = threadIdx.x, lane = thread % LANES, line = thread / LANES;
+    const int team = threadIdx.x / TEAM, thread = threadIdx.x % TEAM, lane = thread % LANES, line = thread / LANES;
+    Line<A_LINE>* const a_step = a_steps + team * STEP;
+    Line<B_LINE>* const b_step = b_steps + team * STEP;
 #if BATCHED
     const int own = blockIdx.x % each;
     const Int matrix = blockIdx.x / each;
@@ -150,14 +182,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, THREADS < 512 ? 512 / THRE
 
     const auto stage_from = [&](Span block) {
         stage = block;
-        for (int i = thread; i < STAGED; i += THREADS)
+        for (int i = threadIdx.x; i < STAGED; i += THREADS)
             if (first + block + i < end) staged[i] = places[first + block + i];
     };
     Number a_next[A_LOADS], b_next[B_LOADS];
     const auto load = [&](Span from) {
 #pragma unroll
         for (int i = 0; i < A_LOADS; ++i) {
-            const int at = i * THREADS + thread, row = at / STEP;
+            const int at = i * TEAM + thread, row = at / STEP;
             const Span column = from + at % STEP;
             a_next[i] = {};
             if (row < rows && column < total)
@@ -165,7 +197,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, THREADS < 512 ? 512 / THRE
         }
 #pragma unroll
         for (int i = 0; i < B_LOADS; ++i) {
-            const int step = step_of(i * THREADS + thread), place = place_of(i * THREADS + thread);
+            const int step = step_of(i * TEAM + thread), place = place_of(i * TEAM + thread);
             const Span column = from + step;
             b_next[i] = {};
             if (step < STEP && place < wide && column < total) {
@@ -178,8 +210,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, THREADS < 512 ? 512 / THRE
     Sum sums[ROWS][COLUMNS] = {};
     stage_from(0);
     __syncthreads();
-    for (Span next = 0;; next += STEP) {
-        if (next < total) load(next);
+    for (Span next = 0;; next += STEPS) {
+        if (next < total) load(next + team * STEP);
         if (next)  // the step before, which is in shared memory
 #pragma unroll 4
             for (int step = 0; step < STEP; ++step) {
@@ -197,22 +229,36 @@ extern "C" __global__ void __launch_bounds__(THREADS, THREADS < 512 ? 512 / THRE
         __syncthreads();
 #pragma unroll
         for (int i = 0; i < A_LOADS; ++i) {
-            const int at = i * THREADS + thread;
+            const int at = i * TEAM + thread;
             if (at / STEP < TILE_HIGH) a_step[at % STEP].at[at / STEP] = as_sum(a_next[i]);
         }
 #pragma unroll
         for (int i = 0; i < B_LOADS; ++i) {
-            const int step = step_of(i * THREADS + thread), place = place_of(i * THREADS + thread);
+            const int step = step_of(i * TEAM + thread), place = place_of(i * TEAM + thread);
             if (step < STEP && place < TILE_WIDE) b_step[step].at[place] = as_sum(b_next[i]);
         }
-        if ((next + 2 * STEP) / WIDE >= stage + STAGED) stage_from((next + STEP) / WIDE);
+        if ((next + 2 * STEPS) / WIDE >= stage + STAGED) stage_from((next + STEPS) / WIDE);
         __syncthreads();
     }
 
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
         const int row = line * ROWS + i;
-        if (row >= rows) break;
+#if TEAMS > 1
+        Sum* const of_teams = a_steps[0].at + thread * COLUMNS;
+        __syncthreads();
+        for (int j = 0; j < COLUMNS; ++j) of_teams[team * STEP * A_LINE + j] = sums[i][j];
+        __syncthreads();
+        if (team != i % TEAMS) continue;  // this team adds up the sums of the row
+#pragma unroll
+        for (int j = 0; j < COLUMNS; ++j) {
+            sums[i][j] = of_teams[j];
+            for (int other = 1; other < TEAMS; ++other)
+                for (int part = 0; part < PARTS; ++part)
+                    sums[i][j].part[part] += of_teams[other * STEP * A_LINE + j].part[part];
+        }
+#endif
+        if (row >= rows) continue;
         const Int at_row = (Int)block_row * HIGH + first_row + row;
 #pragma unroll
         for (int j = 0; j < COLUMNS; ++j) {
@@ -273,6 +319,7 @@ def options(dtype: Dtype, result: Dtype, tile: Tile, read: Read) -> tuple[str, .
         "ROWS": tile.rows,
         "COLUMNS": tile.columns,
         "STEP": tile.step,
+        "TEAMS": tile.teams,
         "PAD": LINE_BYTES // size,
         "B_ROW": "1" if read.b[0] == 1 else "b_row",
         "B_COLUMN": "1" if read.b[1] == 1 else "b_column",

@@ -10,7 +10,7 @@ from dispatch.keys import C128, F64
 from dispatch.libraries.cusparse.calls import IdlePlan
 from dispatch.libraries.nvrtc.launching import LaunchPlan, number_of
 from dispatch.ops.sparse.batched_rules import BLOCK_AXES, nnz_of
-from dispatch.ops.sparse.block_product_kernels import NAME, SOURCE, Read, options, tile_of
+from dispatch.ops.sparse.block_product_kernels import NAME, SOURCE, Read, blocks_of, options, tile_of
 from dispatch.ops.sparse.own_matrix import MATRIX, batch_stride
 from dispatch.ops.sparse.plain_operators import BatchStrides
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 __all__ = ["plan"]
 
 PARTS = {"values": BLOCK_AXES, "rows": 1, "columns": 1}  # the parts of a matrix, and their axes
-FEW = 256  # thread blocks: fewer do not fill a GPU
 MAX_BLOCKS = 2**31 - 1  # of a launch
 MAX_INT, SLACK = 2**31 - 1, 64  # a step may reach beyond the last block
 
@@ -37,9 +36,7 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     lines, count = form.shape[0] // high, nnz_of(request)
     batch = out.shape[0] if len(out.shape) > MATRIX else 1
     work = 16 if dtype is C128 else 8 if dtype is F64 or dtype.is_complex else 4
-    tile = tile_of(high, columns, work, few=False)
-    if batch * blocks_of(lines, high, columns, tile) < FEW:
-        tile = tile_of(high, columns, work, few=True)
+    tile = tile_of(high, columns, work, batch * lines, count * wide // max(lines, 1))
     each = blocks_of(lines, high, columns, tile)
     if batch * each > MAX_BLOCKS:
         raise Refused(f"needs at most {MAX_BLOCKS:,} tiles of the results, has {batch * each:,}")
@@ -58,8 +55,3 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     strides += [batch_stride(layout, MATRIX) for layout in (b, added, out)]
     arguments = (*map(ctypes.c_int64, extents), *map(ctypes.c_int, numbers), BatchStrides(*strides))
     return LaunchPlan(executor, row, kernel, (batch * each, tile.threads), filled, arguments)
-
-
-def blocks_of(lines: int, high: int, columns: int, tile: Any) -> int:
-    """The number of thread blocks, for a matrix with so many rows of blocks."""
-    return int(lines * -(-high // tile.high) * -(-columns // tile.wide))

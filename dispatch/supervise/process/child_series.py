@@ -181,7 +181,7 @@ class SeriesCache:
             bound = getattr(request, "bound", None)
             if not isinstance(bound, Bound) or bound.plans is not executor.plans or bound.arguments is None:
                 return None
-            if bound.plan.launch is None or bound.plan.counter is not None:
+            if bound.plan.launch is None or not bound.plan.capture_safe or bound.plan.counter is not None:
                 return None
             bounds.append(bound)
         graph = executor.record_calls([(bound.plan, bound.arguments) for bound in bounds])

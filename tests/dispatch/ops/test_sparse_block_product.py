@@ -324,23 +324,47 @@ def test_a_result_without_elements_launches_nothing(executor):
 
 
 def test_tiles_fit_into_shared_memory_and_into_blocks():
-    for high, columns, item, few in product(
-        (1, 2, 3, 4, 7, 8, 16, 31, 32, 64, 200), (1, 2, 3, 5, 33, 64, 1000), (4, 8, 16), (True, False)
+    teams = set()
+    for high, columns, item, lines, span in product(
+        (1, 2, 3, 4, 7, 8, 16, 31, 32, 64, 200),
+        (1, 2, 3, 5, 33, 64, 1000),
+        (4, 8, 16),
+        (1, 100, 10**6),
+        (0, 320, 10**5),
     ):
-        tile = kernels.tile_of(high, columns, item, few=few)
+        tile = kernels.tile_of(high, columns, item, lines, span)
         pad = kernels.LINE_BYTES // item
-        lines = -(-tile.high // tile.rows) * tile.rows + pad
-        assert tile.step * (item * (lines + tile.wide + pad) + 32) + 256 * 8 <= 48 << 10
+        height = -(-tile.high // tile.rows) * tile.rows + pad
+        steps = tile.teams * tile.step
+        assert steps * (item * (height + tile.wide + pad) + 32) + (2 * steps + 64) * 8 <= 48 << 10
         assert 1 <= tile.threads <= 1024
         assert tile.wide % tile.columns == 0
         assert tile.high <= high
+        assert tile.teams == 1 or tile.teams * tile.step <= span, "each team has a step of an average row"
+        teams.add(tile.teams)
+    assert {1, 2, 4} <= teams
+
+
+@pytest.mark.parametrize("teams", [2, 4])
+@pytest.mark.parametrize(("block", "columns"), [((32, 32), 40), ((5, 3), 9), ((70, 20), 3), ((1, 40), 1)])
+def test_teams_share_the_steps_of_a_row(block, columns, teams, executor, rng, monkeypatch):
+    """Rows with fewer steps than teams, rows of many steps, empty ones; more blocks than are staged at once."""
+    tile_of = kernels.tile_of
+    monkeypatch.setattr(own_block_product, "tile_of", lambda *given: tile_of(*given)._replace(teams=teams))
+    lengths = [1, 0, 13, 4, 900 // block[1]]
+    operands, dense = matrix_of(rng, lengths, 12, block)
+    b, c = drawn(rng, F32, dense.shape[1], columns), drawn(rng, F32, dense.shape[0], columns)
+    request = dp.SpmmRequest(*operands, laid(b, "rows"), c=laid(c, "rows"), alpha=2.0, beta=0.5, library="own")
+    check(result_of(request, executor), dense, b, F32, max(lengths) * block[1], c, 2.0, 0.5)
+    assert executor.launched[-1][0]["TEAMS"] == str(teams)
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "f32", "f64", "c64", "c128"])
 def test_nvrtc_compiles_it(dtype):
     dtype = Dtype.of(dtype)
     item = 16 if dtype is C128 else 8 if dtype is F64 or dtype.is_complex else 4
-    tile = kernels.tile_of(32, 64, item, few=False)
+    tile = kernels.tile_of(32, 64, item, 100, 320)
+    assert tile.teams > 1
     for strides, is_large in (((64, 1), False), ((1, 300), True)):
         chosen = kernels.options(dtype, dtype, tile, kernels.Read((32, 16), (8, 4), is_large, strides, is_large))
         kernel = Kernel(kernels.SOURCE, kernels.NAME, lambda _: None, chosen)
