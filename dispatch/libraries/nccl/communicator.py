@@ -373,6 +373,8 @@ class NcclCommunicator(Communicator):
     def _finalize(self, handle: Any, claim: threading.Lock) -> None:
         """Wait for the running calls, and destroy the communicator, unless another thread has aborted it."""
         with relaxed(), self.device.context:
+            if claim.locked():  # this thread began so late that the handle was aborted before
+                return
             status, result = nccl.ncclCommFinalize.unchecked(handle), ctypes.c_int()
             while status == IN_PROGRESS and not claim.locked():
                 time.sleep(LONGEST)

@@ -2,9 +2,9 @@
 
 This library never captures or learns a plan of them by itself: a call that the other ranks do not make never ends, and
 NCCL may exchange addresses between ranks during a capture. A graph that the caller captures on all ranks may contain
-such calls, and `prepare(request, graph=True)` captures one, on all ranks (nccl_graph.py). A communicator whose calls
-were captured once makes all its later calls 10 to 14 us slower on the host, because NCCL then orders calls and graphs.
-Follows https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api/colls.html.
+such calls, and `prepare(request, graph=True)` captures one, on all ranks (nccl_graph.py). A capture makes all later
+calls of its communicator 2 us slower on the host, because NCCL then orders calls and graphs. Follows
+https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api/colls.html.
 """
 
 from __future__ import annotations
@@ -134,7 +134,8 @@ class NcclCalls:
         comm = self.comm
         with enqueueing_collectives():
             with comm.lock:
-                comm.check()
+                if comm.error is not None or comm.closed:
+                    comm.check()
                 # NCCL may connect now, which waits for other ranks.
                 comm.call_deadline = time.monotonic() + comm.deadline
                 status = self._call(arguments, stream.value)
@@ -197,18 +198,24 @@ def _reduce_scatter(ctx: CallContext) -> Call:
         return _reducing_call(ctx, nccl.ncclReduceScatter, request.x.size // ctx.comm.size)
     row = row_elements(request)
     parts = row_offsets(request.counts, row * request.x.dtype.itemsize)
-    return _with_op(ctx, _reduce_rows(ctx, parts, row))
+    run, op = _reduce_rows(ctx, parts, row), _number_of(ctx)
+    return _with_own_op(ctx, run) if op is None else lambda given, stream: run(given, stream, op)
 
 
 def _reducing_call(ctx: CallContext, function: Any, count: int, *root: Any) -> Call:
     """A reduction of `count` elements; the op is set for each call."""
     call, x, out, dtype, handle = function.unchecked, ctx.position("x"), ctx.position("out"), ctx.dtype, ctx.handle
+    op = _number_of(ctx)
+    if op is None:
+        return _with_own_op(
+            ctx, lambda given, stream, op: int(call(given[x], given[out], count, dtype, op, *root, handle, stream))
+        )
 
-    def run(given: tuple[Argument, ...], stream: int | None, number: int) -> int:
-        status: int = call(given[x], given[out], count, dtype, number, *root, handle, stream)
+    def run(given: tuple[Argument, ...], stream: int | None) -> int:
+        status: int = call(given[x], given[out], count, dtype, op, *root, handle, stream)
         return status
 
-    return _with_op(ctx, run)
+    return run
 
 
 def _reduce_rows(ctx: CallContext, parts: Sequence[tuple[int, int]], row: int) -> CallWith:
@@ -227,13 +234,18 @@ def _reduce_rows(ctx: CallContext, parts: Sequence[tuple[int, int]], row: int) -
     return run
 
 
-def _with_op(ctx: CallContext, run: CallWith) -> Call:
-    """A reduction by the request's op; for PREMUL_SUM an op is created for each call."""
+def _number_of(ctx: CallContext) -> int | None:
+    """NCCL's number of the request's op; None for PREMUL_SUM, for which each call creates one."""
+    op = ctx.request.red_op
+    if op is RedOp.PREMUL_SUM:
+        return None
+    # NCCL computes a mean as a product and a sum, but has no product of fp8 for one rank, whose mean is the sum.
+    return int(RedOp.SUM if op is RedOp.AVG and ctx.comm.size == 1 else op)
+
+
+def _with_own_op(ctx: CallContext, run: CallWith) -> Call:
+    """A reduction by an op that each call creates, with the request's factor."""
     request, comm = ctx.request, ctx.comm
-    if request.red_op is not RedOp.PREMUL_SUM:
-        # NCCL computes a mean as a product and a sum, but has no product of fp8 for one rank, whose mean is the sum.
-        number = int(RedOp.SUM if request.red_op is RedOp.AVG and comm.size == 1 else request.red_op)
-        return lambda given, stream: run(given, stream, number)
     factor = np.array(request.factor).astype(request.x.dtype.numpy)
     at = None if request.device_factor is None else ctx.position("device_factor")
     residence = HOST_IMMEDIATE if at is None else DEVICE
