@@ -202,10 +202,7 @@ class NcclCommunicator(Communicator):
         return self._derive_one("ncclCommShrink", start)
 
     def growing_id(self) -> bytes:
-        """The id with which new ranks `join`, 128 bytes; one rank gets it and passes it to them and to its own `grow`.
-
-        It is valid for one growth. Refused before NCCL 2.29.
-        """
+        """The id, 128 bytes, of one growth: one rank gets it, and passes it to new ranks' `join` and its own `grow`."""
         self.check()
         require((2, 29, 0), "ncclCommGrow")
         with self.device.context, relaxed(), self.lock:

@@ -1,4 +1,7 @@
-"""Plans of a matrix of blocks times a dense one, or of a batch: one launch of block_product_kernels.py's kernel."""
+"""Plans of a matrix of blocks times a dense one, or of a batch: one launch of a kernel of this library.
+
+That is block_mma_kernels.py's, for tensor cores, where it supports the operands, or else block_product_kernels.py's.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,9 @@ from dispatch.errors import Refused
 from dispatch.keys import C128, F64
 from dispatch.libraries.cusparse.calls import IdlePlan
 from dispatch.libraries.nvrtc.launching import LaunchPlan, number_of
+from dispatch.ops.sparse import block_mma_kernels, block_product_kernels
 from dispatch.ops.sparse.batched_rules import BLOCK_AXES, nnz_of
-from dispatch.ops.sparse.block_product_kernels import NAME, SOURCE, Read, blocks_of, options, tile_of
+from dispatch.ops.sparse.block_product_sources import Read, blocks_of
 from dispatch.ops.sparse.own_matrix import MATRIX, batch_stride
 from dispatch.ops.sparse.plain_operators import BatchStrides
 
@@ -36,13 +40,17 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     lines, count = form.shape[0] // high, nnz_of(request)
     batch = out.shape[0] if len(out.shape) > MATRIX else 1
     work = 16 if dtype is C128 else 8 if dtype is F64 or dtype.is_complex else 4
-    tile = tile_of(high, columns, work, batch * lines, count * wide // max(lines, 1))
-    each = blocks_of(lines, high, columns, tile)
+    kernels: Any = block_mma_kernels if block_mma_kernels.fits(request, executor.device.arch) else block_product_kernels
+    if kernels is block_mma_kernels:
+        tile: Any = block_mma_kernels.tile_of(high, columns, batch * lines)
+    else:
+        tile = block_product_kernels.tile_of(high, columns, work, batch * lines, count * wide // max(lines, 1))
+    each = blocks_of(lines, high, columns, tile.high, tile.wide)
     if batch * each > MAX_BLOCKS:
         raise Refused(f"needs at most {MAX_BLOCKS:,} tiles of the results, has {batch * each:,}")
     widths = request.rows.dtype.itemsize, request.columns.dtype.itemsize
     read = Read((high, wide), widths, (count + SLACK) * high * wide > MAX_INT, b.strides[-MATRIX:], batch > 1)
-    kernel = SOURCE, NAME, options(dtype, out.dtype, tile, read)
+    kernel = kernels.SOURCE, kernels.NAME, kernels.options(dtype, out.dtype, tile, read)
     added = request.layout_of("c") if request.reads_added else out
     place_of_c = request.place_of("c") if request.reads_added else None
     operands = (*map(request.place_of, ("values", "rows", "columns", "b")), place_of_c, request.place_of("out"))
