@@ -131,9 +131,7 @@ class KernelPlan(Plan):
         self._pointers = (ctypes.c_void_p * len(parameters))(*map(ctypes.addressof, parameters))
         ones = (1,) * AXES
         extents = (*(launch.grid + ones)[:AXES], *(launch.block + ones)[:AXES])
-        if launch.shared > STATIC_SHARED:
-            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            driver.cuFuncSetAttribute(function, attribute, launch.shared)
+        permit_shared(function, launch.shared)
         fixed = (ctypes.c_void_p(function), *extents, launch.shared, executor.target, self._pointers, None)
         self._launch: Callable[[], int] = partial(driver.cuLaunchKernel.unchecked, *fixed)
 
@@ -144,6 +142,13 @@ class KernelPlan(Plan):
         if status:
             self._executor.stream.done()  # raises DeviceFault if the device is lost
             raise driver.error("cuLaunchKernel", status)
+
+
+def permit_shared(function: int, nbytes: int) -> None:
+    """Let launches of a kernel use so many bytes of dynamic shared memory."""
+    if nbytes > STATIC_SHARED:
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        driver.cuFuncSetAttribute(function, attribute, nbytes)
 
 
 _functions: OncePerGpu[tuple[str, str, tuple[str, ...]], tuple[Any, int]] = OncePerGpu()  # each with its module

@@ -15,7 +15,7 @@ from cudabind import driver
 from dispatch.core.request import Plan
 from dispatch.keys import C64, C128, F64, U8, Dtype
 from dispatch.libraries.cusolver.matrix import Matrix
-from dispatch.libraries.nvrtc.kernel import loaded
+from dispatch.libraries.nvrtc.kernel import loaded, permit_shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -69,16 +69,23 @@ def cleared(executor: CudaExecutor, counters: int, others: int) -> Tensor:
 
 
 def launch_of(
-    executor: CudaExecutor, kernel: Source, grid: tuple[int, ...], block: tuple[int, ...], taken: Sequence[Any]
+    executor: CudaExecutor,
+    kernel: Source,
+    grid: tuple[int, ...],
+    block: tuple[int, ...],
+    taken: Sequence[Any],
+    shared: int = 0,
 ) -> Callable[[], int]:
     """A function that launches a kernel with the current values of `taken`, which its caller keeps alive.
 
-    The function returns the driver's status.
+    `shared` are bytes of dynamic shared memory. The function returns the driver's status.
     """
     pointers = (ctypes.c_void_p * len(taken))(*map(ctypes.addressof, taken))
     extents = (*(*grid, 1, 1)[:3], *(*block, 1, 1)[:3])
-    function = ctypes.c_void_p(loaded(*kernel, executor.device))
-    return partial(driver.cuLaunchKernel.unchecked, function, *extents, 0, executor.target, pointers, None)
+    function = loaded(*kernel, executor.device)
+    permit_shared(function, shared)
+    fixed = (ctypes.c_void_p(function), *extents, shared, executor.target, pointers, None)
+    return partial(driver.cuLaunchKernel.unchecked, *fixed)
 
 
 def check(executor: CudaExecutor, status: int) -> None:
@@ -108,6 +115,7 @@ class Launching:
         extents: tuple[int, int],
         filled: Sequence[tuple[Any, int | None]],
         given: Sequence[Any],
+        shared: int = 0,
     ) -> None:
         """Load the kernel, and prepare its parameters.
 
@@ -118,12 +126,13 @@ class Launching:
             filled: the parameters that change in each run, with their indices among the arguments; without an index,
                 one stays a null pointer.
             given: the parameters after them.
+            shared: bytes of dynamic shared memory.
         """
         indexed = [(slot, index) for slot, index in filled if index is not None]
         pairs = tuple(item for item in indexed if isinstance(item[0], ctypes.Structure))
         slots = tuple(item for item in indexed if not isinstance(item[0], ctypes.Structure))
         parameters, (blocks, threads) = (*(slot for slot, _ in filled), *given), extents
-        launch = launch_of(executor, kernel, (blocks,), (threads,), parameters)
+        launch = launch_of(executor, kernel, (blocks,), (threads,), parameters, shared)
         fields = executor, parameters, launch, pairs, slots
         self._executor, self._given, self._launch, self._pairs, self._slots = fields  # type: ignore[misc]  # its classes' slots
 
@@ -138,7 +147,7 @@ class Launching:
 
 
 class LaunchPlan(Launching, Plan):
-    """A plan of one launch; `scratch` is memory whose address the kernel takes."""
+    """A plan of one launch; `scratch` is memory whose address the kernel takes, `shared` its dynamic shared memory."""
 
     __slots__ = (*SLOTS, "_scratch")
 
@@ -151,10 +160,11 @@ class LaunchPlan(Launching, Plan):
         filled: Sequence[tuple[Any, int | None]],
         given: Sequence[Any],
         scratch: Tensor | None = None,
+        shared: int = 0,
     ) -> None:
         super().__init__(row, capture_safe=True)
         self._scratch = scratch
-        self._prepare(executor, kernel, extents, filled, given)
+        self._prepare(executor, kernel, extents, filled, given, shared)
 
 
 class LaunchStep(Launching):

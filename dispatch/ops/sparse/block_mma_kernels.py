@@ -34,9 +34,7 @@ MIN_ARCH = 80  # which has the instructions
 MMA = 16  # rows of A and columns of A that an instruction multiplies
 VECTOR = 8  # elements of 16 bytes, which are copied at once
 HEIGHTS, WIDTHS = (64, 48, 32, 16), (128, 64, 32)  # of tiles
-STEP, WARPS = 32, 4
-SHARED_BYTES = 46 << 10  # for all stages, of 48 KiB
-MAX_STAGES = 4
+WARPS = 4
 
 
 class MmaTile(NamedTuple):
@@ -44,17 +42,24 @@ class MmaTile(NamedTuple):
 
     Attributes:
         high, wide: rows and columns of a thread block.
+        step: columns of A that are copied at once.
         stages: steps in shared memory.
     """
 
     high: int
     wide: int
+    step: int
     stages: int
 
     @property
     def threads(self) -> int:
         """The threads of a block."""
         return 32 * WARPS
+
+    @property
+    def shared(self) -> int:
+        """Bytes of dynamic shared memory: the lines of A and B of all stages, padded."""
+        return 2 * self.stages * (self.high * (self.step + VECTOR) + self.step * (self.wide + VECTOR))
 
 
 def fits(request: Any, arch: Arch) -> bool:
@@ -78,8 +83,7 @@ def tile_of(high: int, columns: int, lines: int) -> MmaTile:
         is_narrowest = wide == WIDTHS[-1]
         if (wide < 2 * columns and blocks_of(lines, high, columns, rows, wide) >= FEW_BLOCKS) or is_narrowest:
             break
-    stage = 2 * (rows * (STEP + VECTOR) + STEP * (wide + VECTOR))  # bytes
-    return MmaTile(rows, wide, min(MAX_STAGES, SHARED_BYTES // stage))
+    return MmaTile(rows, wide, 32, 4)
 
 
 # The instructions; tests replace them by functions for a CPU.
@@ -103,10 +107,10 @@ __device__ void load_a(unsigned (&x)[4], const Number* row)
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"((unsigned)__cvta_generic_to_shared(row)));
 }
 
-__device__ void load_b(unsigned (&y)[2], const Number* row)
+__device__ void load_b(unsigned (&y)[4], const Number* row)
 {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
-                 : "=r"(y[0]), "=r"(y[1]) : "r"((unsigned)__cvta_generic_to_shared(row)));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(y[0]), "=r"(y[1]), "=r"(y[2]), "=r"(y[3]) : "r"((unsigned)__cvta_generic_to_shared(row)));
 }
 
 #if BRAIN
@@ -114,11 +118,11 @@ __device__ void load_b(unsigned (&y)[2], const Number* row)
 #else
 #define MMA_TYPES "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
 #endif
-__device__ void multiply(float (&sum)[4], const unsigned (&x)[4], const unsigned (&y)[2])
+__device__ void multiply(float (&sum)[4], const unsigned (&x)[4], unsigned y, unsigned z)
 {
     asm volatile(MMA_TYPES " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                  : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-                 : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(y[0]), "r"(y[1]));
+                 : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(y), "r"(z));
 }
 """
 SOURCE = (
@@ -126,21 +130,25 @@ SOURCE = (
     + TIMES
     + INSTRUCTIONS
     + r"""
-const int WARPS = 4, THREADS = 32 * WARPS, STEP = 32, VECTOR = 8;
+const int WARPS = 4, THREADS = 32 * WARPS, VECTOR = 8;
+const int DOWN = TILE_HIGH % 32 ? 1 : 2, ACROSS = WARPS / DOWN;  // warps in a column and in a row of the tile
 const int A_LINE = STEP + VECTOR, B_LINE = TILE_WIDE + VECTOR;  // padded, so that no two rows of a matrix share a bank
 const int A_VECTORS = STEP / VECTOR, B_VECTORS = TILE_WIDE / VECTOR;  // of a line
-const int HEIGHT = TILE_HIGH / 16, WIDTH = TILE_WIDE / WARPS / 8;  // instructions of a warp, down and across
-
-template <int COUNT> struct alignas(16) Stage { Number at[COUNT]; };
+const int A_STAGE = TILE_HIGH * A_LINE, B_STAGE = STEP * B_LINE;  // numbers
+const int HEIGHT = TILE_HIGH / DOWN / 16, WIDTH = TILE_WIDE / ACROSS / 8;  // instructions of a warp, down and across
+struct alignas(16) Vector { Number at[VECTOR]; };
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2) multiply_blocks_by_mma(
     """
     + PARAMETERS
     + r""")
 {
-    __shared__ Stage<TILE_HIGH * A_LINE> a_stages[STAGES];
-    __shared__ Stage<STEP * B_LINE> b_stages[STAGES];
-    const int thread = threadIdx.x, lane = thread % 32, own_columns = thread / 32 * (TILE_WIDE / WARPS);
+    extern __shared__ Vector memory[];
+    Number *const a_stages = memory->at, *const b_stages = a_stages + STAGES * A_STAGE;
+    const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+    const int own_rows = warp / ACROSS * HEIGHT * 16, own_columns = warp % ACROSS * WIDTH * 8;
+    const int own_a = (own_rows + lane % 16) * A_LINE + lane / 16 * 8;  // the row that a lane loads for its warp
+    const int own_b = lane % 16 * B_LINE + own_columns + lane / 16 * 8;
 """
     + OWN_TILE
     + STORE
@@ -148,8 +156,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) multiply_blocks_by_mma(
     const int steps = (int)((total + STEP - 1) / STEP);
 
     const auto load = [&](int step) {
-        Number* const a_stage = a_stages[step % STAGES].at;
-        Number* const b_stage = b_stages[step % STAGES].at;
+        Number *const a_stage = a_stages + step % STAGES * A_STAGE, *const b_stage = b_stages + step % STAGES * B_STAGE;
 #pragma unroll
         for (int i = thread; i < TILE_HIGH * A_VECTORS; i += THREADS) {
             const int row = i / A_VECTORS, at = i % A_VECTORS * VECTOR;
@@ -183,19 +190,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) multiply_blocks_by_mma(
         __syncthreads();  // this stage is there, and the one that is loaded next has been multiplied
         if (step + STAGES - 1 < steps) load(step + STAGES - 1);
         end_stage();
-        const Number* const a_stage = a_stages[step % STAGES].at;
-        const Number* const b_stage = b_stages[step % STAGES].at;
+        const Number* const a_own = a_stages + step % STAGES * A_STAGE + own_a;
+        const Number* const b_own = b_stages + step % STAGES * B_STAGE + own_b;
 #pragma unroll
         for (int k = 0; k < STEP; k += 16) {
             unsigned x[HEIGHT][4];
 #pragma unroll
-            for (int i = 0; i < HEIGHT; ++i) load_a(x[i], &a_stage[(i * 16 + lane % 16) * A_LINE + k + lane / 16 * 8]);
+            for (int i = 0; i < HEIGHT; ++i) load_a(x[i], a_own + i * 16 * A_LINE + k);
 #pragma unroll
-            for (int j = 0; j < WIDTH; ++j) {
-                unsigned y[2];
-                load_b(y, &b_stage[(k + lane % 16) * B_LINE + own_columns + j * 8]);
+            for (int j = 0; j < WIDTH; j += 2) {
+                unsigned y[4];  // of two instructions; the last one's second half may be padding
+                load_b(y, b_own + k * B_LINE + j * 8);
 #pragma unroll
-                for (int i = 0; i < HEIGHT; ++i) multiply(sums[i][j], x[i], y);
+                for (int i = 0; i < HEIGHT; ++i) {
+                    multiply(sums[i][j], x[i], y[0], y[1]);
+                    if (j + 1 < WIDTH) multiply(sums[i][j + 1], x[i], y[2], y[3]);
+                }
             }
         }
     }
@@ -207,7 +217,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) multiply_blocks_by_mma(
 #pragma unroll
             for (int n = 0; n < 4; ++n) {
                 const int column = own_columns + j * 8 + lane % 4 * 2 + n % 2;
-                if (column < wide) store(i * 16 + lane / 4 + n / 2 * 8, column, {{sums[i][j][n]}});
+                if (column < wide) store(own_rows + i * 16 + lane / 4 + n / 2 * 8, column, {{sums[i][j][n]}});
             }
 }
 """
@@ -217,4 +227,4 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) multiply_blocks_by_mma(
 def options(dtype: Dtype, result: Dtype, tile: MmaTile, read: Read) -> tuple[str, ...]:
     """NVRTC's options for the dtypes of A and C."""
     shared = shared_options(dtype, result, tile.high, tile.wide, read)
-    return *shared, f"-DSTAGES={tile.stages}", f"-DBRAIN={int(dtype is BF16)}"
+    return *shared, f"-DSTEP={tile.step}", f"-DSTAGES={tile.stages}", f"-DBRAIN={int(dtype is BF16)}"

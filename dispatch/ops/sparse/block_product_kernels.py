@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dispatch.keys import F64
 from dispatch.ops.sparse.block_product_sources import (
-    FEW_BLOCKS,
     OWN_TILE,
     PARAMETERS,
     REAL,
@@ -31,13 +30,16 @@ if TYPE_CHECKING:
 __all__ = ["NAME", "SOURCE", "Tile", "options", "tile_of"]
 
 NAME = "multiply_blocks"
-MAX_HIGH, MAX_WIDE = 64, 64  # of a tile of C
-ENOUGH_THREADS = 128  # of a thread block, so that several warps hide the latency of loads
-SHARES = ((4, 4), (4, 2), (2, 2), (2, 1))  # rows and columns of a thread: the first that leaves enough threads
-LINE_BYTES = 16  # of the padding of lines in shared memory, which keeps vectors aligned
-MAX_THREADS = 1 << 17  # of a launch, up to which teams are added: about as many as a GPU runs at once
+MAX_HIGH, MAX_WIDE, MIN_WIDE = 64, 64, 8  # of a tile of C; it is narrower than MIN_WIDE only if C is
+FEW = 90  # tiles: with fewer, narrower ones are faster
+ENOUGH_THREADS = 64  # of a team, so that several warps hide the latency of loads
+SHARES = ((4, 4), (4, 2), (2, 2))  # rows and columns of a thread: the first that leaves enough threads, or the last
+STEP = 16  # columns of A in shared memory: 32 took up to 1.2 times as long
+MAX_TEAMS = 4
+MAX_THREADS = 1 << 16  # of a launch, up to which teams are added: about half as many as a GPU runs at once
 MAX_BLOCK = 512  # threads of a block, up to which teams are added
 SHARED_BYTES = 47 << 10  # for the steps of all teams, of 48 KiB
+LINE_BYTES = 16  # of the padding of lines in shared memory, which keeps vectors aligned
 STEP_BYTES = 4 * LINE_BYTES + 2 * 8  # of each step, beside A and B: padding and block columns
 
 
@@ -63,6 +65,11 @@ class Tile(NamedTuple):
         """The threads of a block."""
         return -(-self.high // self.rows) * (self.wide // self.columns) * self.teams
 
+    @property
+    def shared(self) -> int:
+        """Bytes of dynamic shared memory: all of it is static."""
+        return 0
+
 
 def tile_of(high: int, columns: int, item: int, lines: int, span: int) -> Tile:
     """The tile for blocks of `high` rows, a C of so many columns, and sums of `item` bytes.
@@ -70,12 +77,14 @@ def tile_of(high: int, columns: int, item: int, lines: int, span: int) -> Tile:
     `lines` are the rows of blocks, of all products of a batch, and `span` the columns of all blocks of an average row.
     If there are too few tiles to fill a GPU, they are narrower, and have several teams.
     """
-    tile = _tile(high, columns, item, MAX_WIDE)
-    if blocks_of(lines, high, columns, tile.high, tile.wide) < FEW_BLOCKS:
-        tile = _tile(high, columns, item, MAX_WIDE // 2)
-    blocks = blocks_of(lines, high, columns, tile.high, tile.wide)
+    wide = MAX_WIDE
+    while wide > 1 and (wide >= 2 * columns or (wide > MIN_WIDE and blocks_of(lines, high, columns, high, wide) < FEW)):
+        wide //= 2
+    tile = _tile(min(high, MAX_HIGH), wide)
+    threads = blocks_of(lines, high, columns, tile.high, tile.wide) * tile.threads
     while (
-        2 * blocks * tile.threads <= MAX_THREADS
+        2 * tile.teams <= MAX_TEAMS
+        and 2 * tile.teams * threads <= MAX_THREADS
         and 2 * tile.threads <= MAX_BLOCK
         and 2 * tile.teams * tile.step <= span
         and 2 * tile.teams * tile.step * ((tile.high + tile.wide) * item + STEP_BYTES) <= SHARED_BYTES
@@ -84,17 +93,15 @@ def tile_of(high: int, columns: int, item: int, lines: int, span: int) -> Tile:
     return tile
 
 
-def _tile(high: int, columns: int, item: int, wide: int) -> Tile:
-    """The tile of at most `wide` columns, with one team."""
-    rows = min(high, MAX_HIGH)
-    while wide > 1 and wide >= 2 * columns:
-        wide //= 2
-    for share in (*SHARES, (1, 1)):
-        if share[0] <= rows and share[1] <= wide:
-            tile = Tile(rows, wide, *share, 16 if item > 8 else 32)
+def _tile(high: int, wide: int) -> Tile:
+    """The tile of that size with one team."""
+    for rows, columns in SHARES:
+        if rows <= high and columns <= wide:
+            tile = Tile(high, wide, rows, columns, STEP)
             if tile.threads >= ENOUGH_THREADS:
-                break
-    return tile
+                return tile
+    rows, columns = min(high, SHARES[-1][0]), min(wide, SHARES[-1][1])
+    return Tile(high, wide, rows, columns, STEP)
 
 
 SOURCE = (

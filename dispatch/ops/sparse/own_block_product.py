@@ -62,4 +62,4 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     strides = [batch_stride(request.layout_of(name), axes) for name, axes in PARTS.items()]
     strides += [batch_stride(layout, MATRIX) for layout in (b, added, out)]
     arguments = (*map(ctypes.c_int64, extents), *map(ctypes.c_int, numbers), BatchStrides(*strides))
-    return LaunchPlan(executor, row, kernel, (batch * each, tile.threads), filled, arguments)
+    return LaunchPlan(executor, row, kernel, (batch * each, tile.threads), filled, arguments, shared=tile.shared)

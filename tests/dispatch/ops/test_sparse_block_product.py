@@ -249,7 +249,7 @@ def test_nvrtc_compiles_it(dtype):
     dtype = Dtype.of(dtype)
     item = 16 if dtype is C128 else 8 if dtype is F64 or dtype.is_complex else 4
     tile = kernels.tile_of(32, 64, item, 100, 320)
-    assert tile.teams > 1
+    assert tile.teams > 1 or item == 16, "whose steps leave no room for another team"
     for strides, is_large in (((64, 1), False), ((1, 300), True)):
         chosen = kernels.options(dtype, dtype, tile, Read((32, 16), (8, 4), is_large, strides, is_large))
         kernel = Kernel(kernels.SOURCE, kernels.NAME, lambda _: None, chosen)
