@@ -74,8 +74,8 @@ def conv2d(
 
 def _pair(name: str, value: Any, least: int) -> tuple[int, int]:
     pair = value if isinstance(value, (tuple, list)) else (value, value)
-    if len(pair) != 2 or any(type(one) is not int or one < least for one in pair):
-        raise BadRequest(name, repr(value), f"an integer of at least {least}, or two")
+    if len(pair) != 2 or any(type(one) is not int or not least <= one < 1 << 31 for one in pair):
+        raise BadRequest(name, repr(value), f"an integer from {least} to 2147483647, or two")
     return (pair[0], pair[1])
 
 

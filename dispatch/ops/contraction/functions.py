@@ -79,7 +79,9 @@ def axes_of(axis: Axes | list[int], count: int, name: str = "axis") -> tuple[int
     numbers = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
     axes = tuple(check_int(name, one, -count, count - 1) % count for one in numbers) if count else numbers
     if len(set(axes)) < len(axes) or (not count and numbers):
-        raise BadRequest(name, repr(axis), f"each of {count} axes at most once")
+        raise BadRequest(
+            name, repr(axis), f"each of {count} axes at most once" if count else "None, because there are no axes"
+        )
     return axes
 
 

@@ -96,6 +96,8 @@ class Callback:
         for name in operands:
             _check_name(name)
         broadcast: Any = self.broadcast
+        if not isinstance(broadcast, (str, tuple, list)):
+            raise BadRequest("broadcast", shown(broadcast), "a tuple of names of operands")
         broadcast = (broadcast,) if isinstance(broadcast, str) else tuple(broadcast)
         for name in broadcast:
             if name not in operands:

@@ -15,7 +15,7 @@ from dispatch.checks import as_array, check_dtype, check_type, convert_array
 from dispatch.device.device import Device
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
-from dispatch.keys import member
+from dispatch.keys import BF16, F16, F32, F64, member
 from dispatch.ops.rnn.network import Network, Places
 
 if TYPE_CHECKING:
@@ -65,6 +65,8 @@ def pack_weights(network: Network, named: Mapping[str, Any], device: Device, dty
         if array.shape != shapes[name]:
             raise BadRequest(name, f"shape {array.shape}", f"shape {shapes[name]}")
     kind = check_dtype("dtype", next(iter(arrays.values())).dtype if dtype is None else dtype)
+    if kind not in (F64, F32, F16, BF16):
+        raise BadRequest("dtype", str(kind), "f64, f32, f16 or bf16")
     arrays = {name: convert_array(name, array, kind) for name, array in arrays.items()}
     return device.array(pack(network, arrays, places(network, kind, device), kind.numpy))
 

@@ -263,6 +263,7 @@ def test_other_bad_input_is_refused(dev):
         "a dispatch Tensor": lambda: dp.einsum("ij,jk", a, 3.0),
         "a list of at least one tensor": lambda: dp.EinsumRequest("->", []),
         r"grad: got f64\[3, 3\]; expected f64\[3\]": lambda: T.einsum_vjp("ij->j", a, grad=a),
+        "axis: got -1; expected None, because there are no axes": lambda: T.sum(dev.array(3.0), axis=-1),
         "the extent of a along axis 1": lambda: T.tensordot(a, dev.zeros((1, 3), "f64"), 1),
     }.items():
         with pytest.raises(BadRequest, match=words):

@@ -195,6 +195,7 @@ def test_a_function_that_returns_nothing_is_refused():
         (("return x;", same, {"a b": 1}), "the name 'a b'"),
         (("return x;", same, {f"p{n}": n for n in range(20)}), "operands: got 20 operands; expected at most 15"),
         (("return x;", same, {"y": 1}, ("z",)), "broadcast: got 'z'; expected names of operands: y"),
+        (("return x;", same, {}, None), "broadcast: got None; expected a tuple of names"),
         (("return x;", same, {}, (), "f8e4m3"), "dtype: got f8e4m3; expected real, complex, or one of"),
         (("return x;", same, {}, (), "number"), "dtype: got 'number'"),
     ],

@@ -103,6 +103,12 @@ def test_what_x_holds_behind_the_end_of_a_sequence_reaches_nothing(network, dev,
         np.testing.assert_array_equal(found, expected)
 
 
+def test_weights_are_floating_point_numbers(dev, rng):
+    network = NETWORKS["gru"]
+    with pytest.raises(BadRequest, match="dtype: got i64; expected f64, f32, f16 or bf16"):
+        pack_weights(network, Drawn(network, dev, rng).named, dev, dtype=int)
+
+
 def test_sequences_may_come_first_in_memory(dev, rng):
     network = NETWORKS["gru"]
     weights = pack_weights(network, Drawn(network, dev, rng).named, dev)
