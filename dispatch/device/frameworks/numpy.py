@@ -52,9 +52,9 @@ class NumPy(Framework):
         return storage.tensor(dtype, given.shape, strides, readonly=not given.flags.writeable)
 
     def allocate(self, device: Device, shape: Shape, strides: Shape, dtype: Dtype) -> Tensor | None:
-        if dtype.bits < WIDE or not prod(shape):
+        if dtype.bits < WIDE:
             return None
-        reach = 1 + sum((extent - 1) * step for extent, step in zip(shape, strides, strict=True))
+        reach = 1 + sum((extent - 1) * step for extent, step in zip(shape, strides, strict=True)) if prod(shape) else 0
         steps = tuple(step * dtype.itemsize for step in strides)
         array = np.ndarray(shape, dtype.numpy, np.empty(reach, dtype.numpy), 0, steps)
         storage = ForeignStorage(self, device, device.stream(), array, array.__array_interface__["data"][0])

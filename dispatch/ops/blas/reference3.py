@@ -93,9 +93,16 @@ def rank(request: Any, work: np.dtype[Any]) -> Array:
     if request.op in ("syr2k", "her2k"):
         factor = np.conj(request.factor("alpha")) if request.is_hermitian else request.factor("alpha")
         product = product + (0 if factor == 0 else product.dtype.type(factor) * outer(b, a))
-    total = triangle(_added(request, product, work), request.uplo)
     has_terms = request.factor("alpha") != 0 and 0 not in a.shape
-    if request.is_hermitian and (has_terms or request.factor("beta") != 1):  # otherwise c is unchanged
+    is_real = request.is_hermitian and (has_terms or request.factor("beta") != 1)  # otherwise c is unchanged
+    if request.reads_added:
+        added = values(request.c, work)
+        if is_real:
+            added = added.copy()
+            np.fill_diagonal(added, added.diagonal().real)  # a NaN among the imaginary parts is not read
+        product = product + scaled(request, "beta", added)
+    total = triangle(product, request.uplo)
+    if is_real:
         np.fill_diagonal(total, total.diagonal().real)
     if request.c is None:
         return total
