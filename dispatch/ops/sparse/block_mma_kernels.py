@@ -25,15 +25,16 @@ from dispatch.ops.sparse.block_product_sources import (
 )
 
 if TYPE_CHECKING:
-    from dispatch.keys import Arch, Dtype
+    from dispatch.keys import Dtype
 
-__all__ = ["INSTRUCTIONS", "NAME", "SOURCE", "MmaTile", "fits", "options", "tile_of"]
+__all__ = ["INSTRUCTIONS", "MIN_ARCH", "NAME", "SOURCE", "MmaTile", "fits", "options", "tile_of"]
 
 NAME = "multiply_blocks_by_mma"
 MIN_ARCH = 80  # which has the instructions
 MMA = 16  # rows of A and columns of A that an instruction multiplies
 VECTOR = 8  # elements of 16 bytes, which are copied at once
-HEIGHTS, WIDTHS = (64, 48, 32, 16), (128, 64, 32)  # of tiles
+HEIGHTS = 64, 48, 32, 16  # of tiles
+FEW = 96  # tiles
 WARPS = 4
 
 
@@ -62,13 +63,12 @@ class MmaTile(NamedTuple):
         return 2 * self.stages * (self.high * (self.step + VECTOR) + self.step * (self.wide + VECTOR))
 
 
-def fits(request: Any, arch: Arch) -> bool:
-    """Whether the kernel supports the operands."""
+def fits(request: Any) -> bool:
+    """Whether the kernel supports the operands, on a GPU of MIN_ARCH or later."""
     high, wide = request.form.block
     layouts = [request.layout_of("values"), request.layout_of("b")]
     return (
         request.values.dtype in HALF
-        and arch >= MIN_ARCH
         and high % MMA == 0
         and wide % MMA == 0
         and layouts[1].shape[-1] % VECTOR == 0
@@ -77,13 +77,17 @@ def fits(request: Any, arch: Arch) -> bool:
 
 
 def tile_of(high: int, columns: int, lines: int) -> MmaTile:
-    """The tile for blocks of `high` rows, a C of so many columns, and so many rows of blocks in all products."""
+    """The tile for blocks of `high` rows, a C of so many columns, and so many rows of blocks in all products.
+
+    With fewer tiles than FEW_BLOCKS narrower ones are faster, with fewer than FEW also lower ones.
+    """
     rows = next(each for each in HEIGHTS if high % each == 0)
-    for wide in WIDTHS:
-        is_narrowest = wide == WIDTHS[-1]
-        if (wide < 2 * columns and blocks_of(lines, high, columns, rows, wide) >= FEW_BLOCKS) or is_narrowest:
-            break
-    return MmaTile(rows, wide, 32, 4)
+    wide = 128 if rows <= 32 and columns > 64 else 64
+    while wide > 32 and (wide >= 2 * columns or blocks_of(lines, high, columns, rows, wide) < FEW_BLOCKS):
+        wide //= 2
+    while rows % 32 == 0 and blocks_of(lines, high, columns, rows, wide) < FEW:
+        rows //= 2
+    return MmaTile(rows, wide, *((32, 4) if wide == 128 else (64, 3)))
 
 
 # The instructions; tests replace them by functions for a CPU.

@@ -34,6 +34,8 @@ MAX_HIGH, MAX_WIDE, MIN_WIDE = 64, 64, 8  # of a tile of C; it is narrower than 
 FEW = 90  # tiles: with fewer, narrower ones are faster
 ENOUGH_THREADS = 64  # of a team, so that several warps hide the latency of loads
 SHARES = ((4, 4), (4, 2), (2, 2))  # rows and columns of a thread: the first that leaves enough threads, or the last
+LARGE_SHARE = 8, 4  # with MANY tiles, 0.89 of the time
+MANY = 512  # tiles
 STEP = 16  # columns of A in shared memory: 32 took up to 1.2 times as long
 MAX_TEAMS = 4
 MAX_THREADS = 1 << 16  # of a launch, up to which teams are added: about half as many as a GPU runs at once
@@ -80,7 +82,7 @@ def tile_of(high: int, columns: int, item: int, lines: int, span: int) -> Tile:
     wide = MAX_WIDE
     while wide > 1 and (wide >= 2 * columns or (wide > MIN_WIDE and blocks_of(lines, high, columns, high, wide) < FEW)):
         wide //= 2
-    tile = _tile(min(high, MAX_HIGH), wide)
+    tile = _tile(min(high, MAX_HIGH), wide, is_large=blocks_of(lines, high, columns, MAX_HIGH, wide) >= MANY)
     threads = blocks_of(lines, high, columns, tile.high, tile.wide) * tile.threads
     while (
         2 * tile.teams <= MAX_TEAMS
@@ -93,9 +95,9 @@ def tile_of(high: int, columns: int, item: int, lines: int, span: int) -> Tile:
     return tile
 
 
-def _tile(high: int, wide: int) -> Tile:
-    """The tile of that size with one team."""
-    for rows, columns in SHARES:
+def _tile(high: int, wide: int, *, is_large: bool) -> Tile:
+    """The tile of that size with one team; with many tiles, threads of low tiles compute more elements."""
+    for rows, columns in (LARGE_SHARE, *SHARES) if is_large and high <= MAX_HIGH // 2 else SHARES:
         if rows <= high and columns <= wide:
             tile = Tile(high, wide, rows, columns, STEP)
             if tile.threads >= ENOUGH_THREADS:

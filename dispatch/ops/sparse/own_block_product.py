@@ -40,8 +40,9 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     lines, count = form.shape[0] // high, nnz_of(request)
     batch = out.shape[0] if len(out.shape) > MATRIX else 1
     work = 16 if dtype is C128 else 8 if dtype is F64 or dtype.is_complex else 4
-    kernels: Any = block_mma_kernels if block_mma_kernels.fits(request, executor.device.arch) else block_product_kernels
-    if kernels is block_mma_kernels:
+    kernels: Any = block_product_kernels
+    if executor.device.arch >= block_mma_kernels.MIN_ARCH and block_mma_kernels.fits(request):
+        kernels = block_mma_kernels
         tile: Any = block_mma_kernels.tile_of(high, columns, batch * lines)
     else:
         tile = block_product_kernels.tile_of(high, columns, work, batch * lines, count * wide // max(lines, 1))

@@ -11,6 +11,7 @@ from dispatch.libraries.nvrtc.kernel import Kernel
 from dispatch.ops.sparse import block_mma_kernels as mma
 from dispatch.ops.sparse import block_product_kernels as kernels
 from dispatch.ops.sparse.block_product_sources import Read
+from dispatch.table.select import select
 
 spec = importlib.util.spec_from_file_location("block_products", Path(__file__).with_name("block_products_on_cpu.py"))
 products = importlib.util.module_from_spec(spec)
@@ -46,14 +47,14 @@ def test_tensor_cores(block, columns, base, dtype, executor, rng):
     check(found, dense, b, dtype, max(lengths) * block[1], c, 2.0, 0.5)
 
 
-@pytest.mark.parametrize("wide", mma.WIDTHS)
-def test_tiles_of_tensor_cores_of_all_widths(wide, executor, rng, monkeypatch):
-    tile_of = mma.tile_of
-    monkeypatch.setattr(mma, "tile_of", lambda *given: tile_of(*given)._replace(wide=wide))
+@pytest.mark.parametrize("tile", [(64, 128, 32, 4), (64, 64, 64, 3), (32, 32, 64, 3), (16, 32, 64, 3), (16, 64, 32, 2)])
+def test_tiles_of_all_sizes(tile, executor, rng, monkeypatch):
+    monkeypatch.setattr(mma, "tile_of", lambda *_: mma.MmaTile(*tile))
     operands, dense = matrix_of(rng, [7, 2], 8, (64, 32), F16)
     b = drawn(rng, F16, dense.shape[1], 200)
     check(result_of(dp.SpmmRequest(*operands, products.DEV.array(b), library="own"), executor), dense, b, F16, 7 * 32)
-    assert executor.launched[-1][0]["TILE_WIDE"] == str(wide)
+    assert executor.launched[-1][0]["TILE_WIDE"] == str(tile[1])
+    assert executor.launched[-1][1] == 2 * (64 // tile[0]) * -(-200 // tile[1])
 
 
 def test_tensor_cores_multiply_batches(executor, rng):
@@ -92,9 +93,16 @@ def test_nvrtc_compiles_that_of_tensor_cores(high, dtype):
     for columns, is_large in ((32, False), (64, True), (1000, False)):
         tile = mma.tile_of(high, columns, 10**5)
         assert tile.high == high
-        assert tile.stages >= 3
+        assert tile.shared <= 110 << 10, "two blocks run on a multiprocessor"
         read = Read((high, 32), (8, 4), is_large, (64, 1), is_large)
         kernel = Kernel(
             mma.SOURCE, mma.NAME, lambda _: None, mma.options(dtype, F32 if is_large else dtype, tile, read)
         )
         assert products.blocks_on_cpu.kernels_on_cpu.size_for_sm_90(kernel) > 0
+
+
+def test_blocks_of_16_rows_are_its_by_default(rng):
+    for dtype, columns, is_own in (("f16", 64, True), ("bf16", 512, True), ("f16", 12, False), ("f32", 64, False)):
+        operands, dense = matrix_of(rng, [1, 2], 2, (16, 16), Dtype.of(dtype))
+        request = dp.SpmmRequest(*operands, products.DEV.array(drawn(rng, Dtype.of(dtype), dense.shape[1], columns)))
+        assert (select(request, products.GPU).function == kernels.NAME) is is_own, (dtype, columns)
