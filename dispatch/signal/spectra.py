@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["istft", "stft", "welch"]
 
+MIN_AXES = 2  # of spectra: frequencies and times
 MIN_WEIGHT = 1e-10  # smaller sums of squared windows count as 0, as in SciPy
 
 
@@ -156,6 +157,8 @@ def istft(
         spectrum = operands.tensors[0]
         for name, choice in (("input_onesided", input_onesided), ("boundary", boundary)):
             check_bool(name, choice)
+        if len(spectrum.shape) < MIN_AXES:
+            raise BadRequest("Zxx", str(spectrum.layout), "two axes or more: of frequencies and of times")
         times = checked_axis("Zxx", spectrum, time_axis, "time_axis")
         freqs = checked_axis("Zxx", spectrum, freq_axis, "freq_axis")
         if spectrum.dtype not in (C64, C128) or times == freqs:

@@ -141,7 +141,9 @@ class Lowering(BaseLowering):
 
     def ld(self, name: str) -> int:
         """The leading dimension of a matrix."""
-        return leading_dimension(self.request.layout_of(name), row=self.rows[name]) or 1  # an empty matrix is not read
+        layout, row = self.request.layout_of(name), self.rows[name]
+        # An empty matrix is not read, but cuBLAS checks that a line fits between two beginnings.
+        return max(leading_dimension(layout, row=row) or 1, layout.shape[-1 if row else -2])
 
     def side(self) -> int:
         """The side of the special matrix: the opposite one if the transpose is computed."""

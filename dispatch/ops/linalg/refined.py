@@ -116,7 +116,9 @@ class RefinedLstsqRequest(LinalgRequest["tuple[Tensor, Tensor, Tensor, Tensor]"]
             on a GPU, otherwise CLASSICAL.
         out: x, (…, n, k) or (n,).
         residuals: real (…, k), or () for a vector: ‖b - A·x‖² of each column; empty, (…, 0), for square matrices.
-        iterations, info: as for `refined_solve`; the status is that of `lstsq` with GELS.
+        iterations: as for `refined_solve`.
+        info: i32, one for each matrix: 0, or another number for one that lacks full rank; x is then NaN. On a GPU it is
+            cuSOLVER's, which need not be an index: -30 for a matrix of zeros.
 
     As for `refined_solve`, a call waits for the GPU.
     """

@@ -85,7 +85,7 @@ class CholeskyRequest(LinalgRequest["tuple[Tensor, Tensor]"]):
         a: (…, n, n); only one triangle is read.
         lower: True reads the lower triangle and computes L; False the upper one and U.
         autotune: if several libraries support it, time them once, use the fastest and remember it on disk.
-        library: use only this library: "own", "cublas" or "cusolverDn"; None allows all of them.
+        library: use only this library: "own" or "cusolverDn"; None allows both.
         out: the factor, with zeros in the other triangle; it may be `a` itself. By default L is column-major and U
             row-major: either way no transposition is needed.
         info: i32, one for each matrix: 0, or the order of the first leading minor that is not positive definite; `out`
@@ -207,7 +207,7 @@ class LuSolveRequest(LinalgRequest["Tensor"]):
         b: (…, n, k), or (n,) for one matrix.
         trans: 0 for A, 1 for its transpose, 2 for its conjugate transpose.
         autotune: if several libraries support it, time them once, use the fastest and remember it on disk.
-        library: use only this library: "own", "cublas" or "cusolverDn"; None allows all of them.
+        library: use only this library: "own" or "cublas"; None allows both.
         out: x, of b's shape; it may be `b` itself. By default it is column-major.
 
     Factors with 0 on the diagonal of U give infinities and NaN.
@@ -288,8 +288,8 @@ class QrRequest(LinalgRequest["Tensor | tuple[Tensor, ...]"]):
         q, r, h: by default they are column-major; h may be `a` itself.
         tau: (…, k), dense.
 
-    R's diagonal may have any sign. A NaN spreads into all results, except that a NaN in the last element of a real
-    square matrix, which no reflection reads, spreads into R only.
+    R's diagonal may have any sign. A NaN spreads into all results, except that one in a column on which no reflection
+    depends may spread into R only: from the m-th column on of a real matrix with m ≤ n, after it of a complex one.
     """
 
     op: ClassVar[str] = "qr"

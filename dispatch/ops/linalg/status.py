@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from dispatch.checks import check_bool
+from dispatch.checks import check_bool, shown
 from dispatch.core.statuses import nonzero, on_host
-from dispatch.errors import LinAlgError
+from dispatch.errors import BadRequest, LinAlgError
 from dispatch.libraries.cusolver.exponential import NOT_FINITE, TOO_LARGE
 
 __all__ = ["NOT_POSITIVE", "ZERO_IN_D", "check_info", "checked"]
@@ -61,14 +61,18 @@ def check_info(routine: str, info: Any, *, meaning: str = "", hint: str = "") ->
     """Wait for a status, or those of a batch, and raise LinAlgError if one is not 0.
 
     Args:
-        routine: the function that returned it: "cholesky", "lu_factor", "ldl", "solve", "inv", "eigh", "svd", "pinv",
-            "lstsq", "expm" or "matrix_rank".
+        routine: the function that returned it, such as "cholesky" or "solve"; BadRequest lists them for another name.
         info: the status, a tensor of this or of another library.
         meaning, hint: texts that replace those of that function.
     """
-    if failed := nonzero(on_host(info)):
+    if not isinstance(routine, str) or routine not in MEANINGS:
+        raise BadRequest("routine", shown(routine), f"one of {', '.join(MEANINGS)}")
+    statuses = on_host(info)
+    if statuses.dtype.kind not in "iu":
+        raise BadRequest("info", shown(info), "a status: a tensor of whole numbers")
+    if failed := nonzero(statuses):
         first = next(iter(failed.values()))
-        message = OF_STATUS.get((routine, first)) or MEANINGS.get(routine, ("it failed (info {status})", ""))
+        message = OF_STATUS.get((routine, first)) or MEANINGS[routine]
         raise LinAlgError(routine, failed, meaning or message[0], hint or message[1])
 
 

@@ -169,3 +169,14 @@ def test_a_singular_triangle_gives_infinities_and_no_error(dev):
     x = dp.trsm(dev.array(a), dev.array(np.ones((3, 1)))).numpy().ravel()
     assert x[:2].tolist() == [1, np.inf]
     assert np.isnan(x[2])  # 0 times infinity
+
+
+@pytest.mark.parametrize("beta", [None, 1.0, -0.5])
+def test_imaginary_parts_of_an_added_diagonal_count_as_0(beta, dev, rng):
+    a = rng.standard_normal((3, 2)) + 1j * rng.standard_normal((3, 2))
+    c = np.tril(a @ a.conj().T)
+    marked = c + np.diag([np.nan * 1j, np.inf * 1j, 5j])
+    given = {} if beta is None else {"beta": beta}
+    found = dp.herk(dev.array(a), c=dev.array(marked), **given).numpy()
+    np.testing.assert_allclose(found, (1 + (1.0 if beta is None else beta)) * c, rtol=1e-14, atol=1e-14)
+    assert (found.diagonal().imag == 0).all()

@@ -166,3 +166,15 @@ def test_a_function_has_64_bits_where_sizes_ask_for_them():
     assert calls.function_name("symm", F32) == "cublasSsymm_v2"
     assert calls.function_name("symm", C128, [2**31]) == "cublasZsymm_v2_64"
     assert calls.function_name("trsmBatched", F64, [2**31 - 1, 5]) == "cublasDtrsmBatched"
+
+
+@pytest.mark.parametrize("trans", ["n", "t"])
+@pytest.mark.parametrize("strides", [((34, 1), (1, 4)), ((1, 4), (34, 1)), ((1, 1), (1, 1)), ((34, 1), (34, 1))])
+def test_lines_of_matrices_without_elements_fit_between_their_beginnings(strides, trans, executor):
+    """cuBLAS checks it, although it reads nothing; the result is 0."""
+    dev, shape = dp.device("host"), (0, 32) if trans == "t" else (32, 0)
+    a, b = (dev.zeros((0,), "c64").strided(shape, steps if trans == "t" else steps[::-1]) for steps in strides)
+    request = dp.SyrkxRequest(a, b, trans=trans, alpha=3.0, out=dev.array(np.full((32, 32), 5j), "c64"))
+    row = select(request, Arch(90))
+    cublas3.cublas_level3(request, executor, row).enqueue(request.arguments({}))
+    assert not request.out.numpy().any()

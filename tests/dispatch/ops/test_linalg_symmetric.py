@@ -246,3 +246,18 @@ def test_the_kernel_compiles(dtype, arch):
     except LibraryNotFound:
         pytest.skip("NVRTC is not installed")
     assert b"expand_ldl" in code
+
+
+@pytest.mark.parametrize(
+    ("routine", "info", "words"),
+    [
+        ("cholesky", "x", "info: got 'x'; expected a status: a tensor of whole numbers"),
+        ("cholesky", None, "info: got None"),
+        ("cholesky", 0.5, "info: got 0.5"),
+        ("choleski", 0, "routine: got 'choleski'; expected one of cholesky, "),
+        (3, 0, "routine: got 3"),
+    ],
+)
+def test_a_status_that_is_none_is_refused(routine, info, words):
+    with pytest.raises(BadRequest, match=words):
+        dp.linalg.check_info(routine, info)

@@ -49,3 +49,8 @@ def test_what_a_signal_lacks_is_named():
     ):
         with pytest.raises(BadRequest, match=words):
             call()
+
+
+def test_a_spectrum_without_two_axes_is_refused_by_its_name():
+    with pytest.raises(BadRequest, match=r"Zxx: got c64\[3\]; expected two axes or more: of frequencies and of times"):
+        dp.signal.istft(dp.device("host").array([1, 2, 3], "c64"))
