@@ -127,6 +127,7 @@ class Request(ABC, Generic[R_co]):
     advice: ClassVar[str] = ""  # layouts that libraries nearly always accept, for the hint in a refusal
     # cuda_executor.py stores the last binding here, so that another run of the same request needs no look-up.
     bound: Any = None
+    hint_if_missing: ClassVar[str] = ""  # for the error about missing arguments; {name} is that of the function
     # The framework (torch, CuPy, …) whose arrays the operands are, if any: the request runs on its current stream and
     # returns its arrays. `adopt` sets it.
     framework: Any = None
