@@ -14,7 +14,7 @@ from dispatch.core.request_repr import text_of
 from dispatch.device.frameworks.framework import ForeignStorage, ordered_with
 from dispatch.device.stream import NULL_CONTEXT
 from dispatch.device.tensor import Tensor
-from dispatch.errors import BadRequest, StaleTensor, WorkerFailed
+from dispatch.errors import BadRequest, BadType, StaleTensor, WorkerFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -361,12 +361,12 @@ def tell_written(request: Request[Any]) -> None:
 
 
 def as_requests(requests: Iterable[Request[R_co]]) -> list[Request[R_co]]:
-    """An iterable of requests as a list; TypeError for anything else."""
+    """An iterable of requests as a list; BadType for anything else."""
     if isinstance(requests, Request) or not hasattr(requests, "__iter__"):
         kind = type(requests).__name__
-        is_one = isinstance(requests, Request)
-        text = f"one {kind}; expected a list: [request]" if is_one else f"{kind}; expected a list of requests"
-        raise TypeError(f"requests: got {text}")
+        if isinstance(requests, Request):
+            raise BadType("requests", f"one {kind}", "a list: [request]")
+        raise BadType("requests", kind, "a list of requests")
     return list(requests)
 
 
