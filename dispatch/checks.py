@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import numpy as np
 
-from dispatch.errors import BadRequest, DispatchError, OutOfRange
+from dispatch.errors import BadRequest, DispatchError, OutOfRange, shown
 from dispatch.keys import Choice, Compute, Dtype, did_you_mean
 
 if TYPE_CHECKING:
@@ -57,17 +57,6 @@ MAX_INT = 2**31 - 1
 MAX_FLOAT = int(sys.float_info.max)
 MAX_AXES = 64  # NumPy's limit
 MAX_BYTES = 2**62  # of one array, so that its addresses and strides stay far below 2^64
-LONGEST = 200  # characters of a value in a message
-
-
-def shown(value: object) -> str:
-    """A value as short text for a message, even if its repr raises; without the elements of a tensor."""
-    try:
-        describe = getattr(type(value), "describe_briefly", repr)
-        text = describe(value)
-    except Exception as error:  # noqa: BLE001  # the repr of a user's object may raise anything
-        text = f"a {type(value).__name__}, whose repr raised {type(error).__name__}"
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
 # -- single values ----------------------------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ An error names the operand, the given value, the expected value and the remedy. 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import MappingView
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -46,6 +47,7 @@ __all__ = [
     "TaintedTensor",
     "Undelivered",
     "WorkerFailed",
+    "shown",
 ]
 
 
@@ -56,6 +58,8 @@ LONG_LINE = 240  # characters of the line that says what to do
 GIVEN = 400  # characters of the given value
 EXPECTED = 600  # characters of the expected value, and of a hint
 ERROR_CHARS = 400  # characters of another error inside a message
+LONGEST = 200  # characters of a value in a message
+DEPTH = 4  # levels of nested containers in a message
 
 
 def one_line(text: str, most: int) -> str:
@@ -83,6 +87,36 @@ def type_shown(value: object) -> str:
     """The type of a value with an article, for a message: "a list", "an int"; "None" for None."""
     name = type(value).__name__
     return "None" if value is None else f"{'an' if name[:1].lower() in 'aeio' else 'a'} {name}"
+
+
+def shown(value: object) -> str:
+    """A value as short text for a message, even if its repr raises; of arrays and tensors only dtype and shape."""
+    try:
+        text = _text_of(value, DEPTH)
+    except Exception as error:  # noqa: BLE001  # the repr of a user's object may raise anything
+        text = f"a {type(value).__name__}, whose repr raised {type(error).__name__}"
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+
+
+def _text_of(value: Any, depth: int) -> str:
+    """The repr of a value, in which arrays and tensors inside containers are described, too."""
+    kind = type(value)
+    if describe := getattr(kind, "describe_briefly", None):
+        return str(describe(value))
+    if kind in (list, tuple, dict) and depth == 0:
+        return "…"
+    if kind is dict:
+        return f"{{{', '.join(f'{key!r}: {_text_of(one, depth - 1)}' for key, one in value.items())}}}"
+    if kind in (list, tuple):
+        items = ", ".join(_text_of(one, depth - 1) for one in value)
+        return f"[{items}]" if kind is list else f"({items},)" if len(value) == 1 else f"({items})"
+    if isinstance(value, MappingView):  # of a dict with tensors
+        return f"a {kind.__name__}"
+    is_array = hasattr(kind, "__array__") or hasattr(kind, "__dlpack__")
+    if is_array and not isinstance(value, np.generic) and hasattr(value, "dtype") and hasattr(value, "shape"):
+        dtype, extents = str(value.dtype).removeprefix("torch."), ", ".join(map(str, value.shape))
+        return f"a {kind.__module__.partition('.')[0]} {kind.__name__} of {dtype}[{extents}]"
+    return repr(value)
 
 
 class DispatchError(Exception):

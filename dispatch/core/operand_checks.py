@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dispatch.checks import as_python_ints, check_int
+from dispatch.checks import as_python_ints, check_int, shown
 from dispatch.device.frameworks.framework import ForeignStorage
 from dispatch.device.frameworks.frameworks import framework_of
 from dispatch.device.tensor import Tensor
@@ -38,14 +38,14 @@ def each(name: str, value: Any, rank: int, low: int) -> Shape:
     value = as_python_ints(name, value)
     values = value if isinstance(value, tuple) else (value,) * rank
     if len(values) != rank:
-        raise BadRequest(name, repr(value), f"a number, or one for each of the {rank} spatial axes")
+        raise BadRequest(name, shown(value), f"a number, or one for each of the {rank} spatial axes")
     return tuple(check_int(name, one, low) for one in values)
 
 
 def check_probability(name: str, p: object) -> None:
     """BadRequest unless a number is a probability below 1."""
     if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0 <= p < 1:
-        raise BadRequest(name, repr(p), "a number p with 0 <= p < 1")
+        raise BadRequest(name, shown(p), "a number p with 0 <= p < 1")
 
 
 def check_array(

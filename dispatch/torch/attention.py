@@ -8,7 +8,7 @@ import torch
 
 from dispatch.core.framework_call_cache import CACHE_MISS, FunctionCallCache
 from dispatch.core.request import run
-from dispatch.errors import BadRequest
+from dispatch.errors import BadRequest, shown
 from dispatch.ops.sdpa import SdpaFwdRequest as _SdpaFwdRequest
 from dispatch.ops.sdpa import sdpa_bwd as _sdpa_bwd
 from dispatch.ops.sdpa import sdpa_fwd as _sdpa_fwd
@@ -77,7 +77,7 @@ def scaled_dot_product_attention(
     check_tensors(DTYPES, query=query, key=key, value=value)
     _check_shapes(query, key, value)
     if type(dropout_p) not in (int, float) or not 0 <= dropout_p < 1:
-        raise BadRequest("dropout_p", repr(dropout_p), "a probability p with 0 <= p < 1")
+        raise BadRequest("dropout_p", shown(dropout_p), "a probability p with 0 <= p < 1")
     bias, masked_queries = _bias_of(attn_mask, query, key, is_causal)
     if dropout_p == 0 and not needs_gradient(query, key, value, bias) and ATTENTION.direct(query, key, value, bias):
         result = _inference(query, key, value, bias, is_causal, scale)

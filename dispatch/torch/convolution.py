@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dispatch.errors import BadRequest
+from dispatch.errors import BadRequest, shown
 from dispatch.ops.conv import Activation
 from dispatch.ops.conv import conv_bwd_data as _conv_bwd_data
 from dispatch.ops.conv import conv_bwd_filter as _conv_bwd_filter
@@ -58,7 +58,7 @@ def conv2d(
     check_tensors(DTYPES, x=x, weight=weight, **optional)
     geometry = [*_pair("stride", stride, 1), *_pair("padding", padding, 0), *_pair("dilation", dilation, 1)]
     if activation not in (None, "relu"):
-        raise BadRequest("activation", repr(activation), 'None or "relu"')
+        raise BadRequest("activation", shown(activation), 'None or "relu"')
     if residual is not None and activation is None:
         raise BadRequest(
             "residual",
@@ -75,7 +75,7 @@ def conv2d(
 def _pair(name: str, value: Any, least: int) -> tuple[int, int]:
     pair = value if isinstance(value, (tuple, list)) else (value, value)
     if len(pair) != 2 or any(type(one) is not int or not least <= one < 1 << 31 for one in pair):
-        raise BadRequest(name, repr(value), f"an integer from {least} to 2147483647, or two")
+        raise BadRequest(name, shown(value), f"an integer from {least} to 2147483647, or two")
     return (pair[0], pair[1])
 
 

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import torch
 from torch import fx, nn
 
-from dispatch.checks import names_arguments
+from dispatch.checks import check_bool, names_arguments
 from dispatch.errors import BadRequest
 from dispatch.torch import fused, torch_layers, transformers_attention, transformers_rotary
 from dispatch.torch.forward_guards import ForwardGuards, call_counts
@@ -215,6 +215,8 @@ def fuse(model: nn.Module, *, trees: bool = False, linears: bool = False, graphs
     """
     if not isinstance(model, nn.Module):
         raise BadRequest("model", f"a {type(model).__name__}", "a torch.nn.Module")
+    for name, choice in (("trees", trees), ("linears", linears), ("graphs", graphs)):
+        check_bool(name, choice)
     report = Report()
     _discard_loaded_forwards(model)
     for where, module in model.named_modules():

@@ -8,7 +8,7 @@ import torch
 
 from dispatch.core.framework_call_cache import CACHE_MISS, FunctionCallCache
 from dispatch.core.request import run
-from dispatch.errors import BadRequest
+from dispatch.errors import BadRequest, shown
 from dispatch.ops.gated import GatedActivationRequest as _GatedActivationRequest
 from dispatch.ops.gated import GatedMode
 from dispatch.ops.gated import gated_activation as _gated_activation
@@ -47,7 +47,7 @@ def gated_activation(gate: torch.Tensor, up: torch.Tensor, mode: str = "silu") -
     if up.shape != gate.shape:
         raise BadRequest("up", f"shape {tuple(up.shape)}", f"{tuple(gate.shape)}, the shape of gate")
     if mode not in MODES:
-        raise BadRequest("mode", repr(mode), f"one of {', '.join(MODES)}")
+        raise BadRequest("mode", shown(mode), f"one of {', '.join(MODES)}")
     y = GATED(gate, up, mode) if needs_gradient(gate, up) or not GATED.direct(gate, up) else _inference(gate, up, mode)
     return y
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dispatch.errors import BadRequest
+from dispatch.errors import BadRequest, shown
 from dispatch.ops.grouped_matmul import grouped_matmul as _grouped_matmul
 from dispatch.torch.shared import autocast, check_tensors, define, empty_result, rows_at_16
 
@@ -65,9 +65,9 @@ def _checked_ends(ends: Any, total: int, groups: int) -> list[int]:
     """Ends on the host as a list; BadRequest if they are invalid."""
     numbers = list(ends) if isinstance(ends, (list, tuple)) else None
     if numbers is None or len(numbers) != groups or any(type(end) is not int for end in numbers):
-        raise BadRequest("ends", repr(ends), f"{groups} integers, or a tensor", "itertools.accumulate(sizes)")
+        raise BadRequest("ends", shown(ends), f"{groups} integers, or a tensor", "itertools.accumulate(sizes)")
     if any(after < before for before, after in pairwise((0, *numbers))) or (numbers and numbers[-1] > total):
-        raise BadRequest("ends", repr(ends), f"non-decreasing numbers, at most {total}", "itertools.accumulate(sizes)")
+        raise BadRequest("ends", shown(ends), f"non-decreasing numbers, at most {total}", "itertools.accumulate(sizes)")
     return numbers
 
 

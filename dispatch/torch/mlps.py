@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dispatch.errors import BadRequest
+from dispatch.errors import BadRequest, shown
 from dispatch.keys import Epilogue
 from dispatch.ops.matmul import matmul as _matmul
 from dispatch.torch import products
@@ -46,7 +46,7 @@ def mlp(
     """
     x, weight1, bias1, weight2, bias2 = autocast(x, weight1, bias1, weight2, bias2)
     if activation not in ("relu", "gelu"):
-        raise BadRequest("activation", repr(activation), '"relu" or "gelu"', '"gelu" is the tanh approximation')
+        raise BadRequest("activation", shown(activation), '"relu" or "gelu"', '"gelu" is the tanh approximation')
     _check(x, weight1, bias1, weight2, bias2)
     tensors = (x, weight1, bias1, weight2, bias2)
     needs_gradient = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dispatch.checks import check_number, shown
 from dispatch.core.framework_call_cache import CACHE_MISS, FunctionCallCache
 from dispatch.core.request import run
 from dispatch.errors import BadRequest
@@ -79,8 +80,9 @@ def _normalized(mode: str, x: Any, normalized_shape: Sequence[int], weight: Any,
         if y is not CACHE_MISS:
             return y
     check_tensors(DTYPES, x=x)
-    if isinstance(normalized_shape, int):
-        raise BadRequest("normalized_shape", repr(normalized_shape), "extents", f"({normalized_shape},)")
+    if not isinstance(normalized_shape, tuple):
+        hint = f"({normalized_shape},)" if isinstance(normalized_shape, int) else ""
+        raise BadRequest("normalized_shape", shown(normalized_shape), "extents", hint)
     parameters = {name: t for name, t in (("weight", weight), ("bias", bias)) if t is not None}
     for name, t in parameters.items():
         check_tensors(DTYPES, **{name: t})
@@ -93,8 +95,9 @@ def _normalized(mode: str, x: Any, normalized_shape: Sequence[int], weight: Any,
         raise BadRequest("normalized_shape", f"{tuple(normalized_shape)}", f"the last axes of x {tuple(x.shape)}")
     if math.prod(normalized_shape) == 0:
         raise BadRequest("normalized_shape", f"{tuple(normalized_shape)}", "extents of 1 or more")
+    check_number("eps", eps)
     if not eps > 0:
-        raise BadRequest("eps", repr(eps), "a number above 0")
+        raise BadRequest("eps", shown(eps), "a number above 0")
     if len({t.dtype for t in parameters.values()}) > 1:
         raise BadRequest("bias", f"a tensor of {bias.dtype}", f"{weight.dtype}, the dtype of weight")
     if weight is None:

@@ -8,7 +8,7 @@ import torch
 
 from dispatch.core.framework_call_cache import CACHE_MISS, FunctionCallCache
 from dispatch.core.request import run
-from dispatch.errors import BadRequest
+from dispatch.errors import BadRequest, shown
 from dispatch.keys import Epilogue
 from dispatch.ops.matmul import MatmulRequest as _MatmulRequest
 from dispatch.ops.matmul import matmul as _matmul
@@ -88,7 +88,7 @@ def check(x: Any, weight: Any, bias: Any, activation: Any) -> None:
     check_tensors(DTYPES, x=x, weight=weight, **({} if bias is None else {"bias": bias}))
     if activation not in (None, "relu", "gelu"):
         hint = '"gelu" is the tanh approximation'
-        raise BadRequest("activation", repr(activation), 'None, "relu" or "gelu"', hint)
+        raise BadRequest("activation", shown(activation), 'None, "relu" or "gelu"', hint)
     if x.ndim < 1:
         raise BadRequest("x", "a tensor without axes", "(…, in)")
     if weight.ndim != 2 or weight.shape[1] != x.shape[-1]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dispatch.device.frameworks.torch import THEIRS
-from dispatch.errors import BadRequest
+from dispatch.errors import BadRequest, shown
 from dispatch.keys import Dtype
 from dispatch.libraries.cutlass import evt
 from dispatch.ops.matmul import matmul as _matmul
@@ -71,7 +71,7 @@ def tree_linear(
         if not isinstance(tree, evt.Node):
             raise BadRequest("tree", f"a function that returns a {type(tree).__name__}", "one that returns a node")
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
-        raise BadRequest("out_dtype", repr(out_dtype), "a torch.dtype, or None")
+        raise BadRequest("out_dtype", shown(out_dtype), "a torch.dtype, or None")
     for name, leaf in leaves.items():
         if isinstance(leaf, torch.Tensor) and leaf.device != x.device:
             raise BadRequest(name, f"a tensor on {leaf.device}", f"one on {x.device}", "x.to(…)")

@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
+from dispatch.errors import BadRequest  # noqa: E402
 from dispatch.torch import fuse  # noqa: E402
 
 F = nn.functional
@@ -253,3 +254,12 @@ def test_a_model_that_was_saved_while_fused_loads_as_torchs_own_and_is_fused_aga
     assert {layer.forward.__func__ for layer in loaded} == {type(layer).forward for layer in loaded}
     assert fuse(loaded, linears=True, graphs=graphs).replaced == replaced
     torch.testing.assert_close(loaded(x), expected)
+
+
+@pytest.mark.parametrize("name", ["trees", "linears", "graphs"])
+@pytest.mark.parametrize("value", ["x", 1, None])
+def test_choices_that_are_no_bools_are_refused_before_anything_is_replaced(name, value):
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    with pytest.raises(BadRequest, match=f"{name}: got {value!r}; expected a bool"):
+        fuse(model, **{name: value})
+    assert "forward" not in model.__dict__

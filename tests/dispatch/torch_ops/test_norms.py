@@ -150,3 +150,19 @@ def test_vmap_of_x_alone():
 def test_what_does_not_fit_is_refused_by_name(call, text):
     with pytest.raises(BadRequest, match=text):
         call()
+
+
+@pytest.mark.parametrize("eps", ["x", None, True, torch.tensor(1e-5), float("nan"), 0, -1.0], ids=str)
+def test_an_eps_that_is_no_number_above_0_is_refused(eps):
+    x = torch.randn(3, 4)
+    with pytest.raises(BadRequest, match=r"eps: got .*; expected a number"):
+        norms.layer_norm(x, [4], eps=eps)
+    if eps is not None:
+        with pytest.raises(BadRequest, match=r"eps: got .*; expected a number"):
+            norms.rms_norm(x, [4], eps=eps)
+
+
+@pytest.mark.parametrize("shape", [None, "4", 4, ("a",)], ids=str)
+def test_extents_that_are_none_are_refused(shape):
+    with pytest.raises(BadRequest, match="normalized_shape: got"):
+        norms.layer_norm(torch.randn(3, 4), shape)
