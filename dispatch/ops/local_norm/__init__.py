@@ -44,7 +44,8 @@ class LocalNormRequest(OperandRequest["Tensor"]):
 
     Attributes:
         x: (images, channels, space…), dense, with channels first or last in memory.
-        window: the number of elements in the window along an axis, from 1 to 16.
+        window: the number of elements in the window along an axis, from 1 to 16. An even window has one more element
+            after the one that is normalized than before it.
         alpha: the weight of the sum, 0 or more.
         beta: the exponent, 0.01 or more.
         k: the constant added to the sum, 1e-5 or more.

@@ -59,7 +59,7 @@ class ReduceRequest(OperandRequest[R_co]):
         out_dtype: None for the dtype of x, which is possible for f64, f32 and f16; f32 for f16 whose sums are not to be
             rounded to f16, and always for i8 and bf16. bf16 supports ADD, AVG and NORM1, over the rows or the columns
             of memory that is a dense matrix; any reduction over axes of one element.
-        out: of x's shape without the reduced axes.
+        out: of x's shape without the reduced axes; with `indices`, out and index are dense in C order.
         index: u32, of the shape of `out`.
 
     Returns `out`, with `indices` (out, index).

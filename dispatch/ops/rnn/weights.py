@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dispatch.checks import as_array, check_dtype, check_type, convert_array
+from dispatch.core.operand_checks import taken_in
 from dispatch.device.device import Device
-from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
 from dispatch.keys import BF16, F16, F32, F64, member
 from dispatch.ops.rnn.network import Network, Places
 
 if TYPE_CHECKING:
     from dispatch.device.layout import Array
+    from dispatch.device.tensor import Tensor
     from dispatch.keys import Dtype
 
 __all__ = ["named_views", "pack", "pack_weights", "places", "unpack_weights", "weight_shapes"]
@@ -82,12 +83,16 @@ def pack(network: Network, named: Mapping[str, Array], where: Places, work: np.d
     return space
 
 
-def unpack_weights(network: Network, space: Tensor) -> dict[str, Array]:
-    """The weights, or their gradients, of a weight space by name, as NumPy arrays; waits for pending writes to it."""
-    check_type("space", space, Tensor)
-    if space.shape != (check_type("network", network, Network).weight_count,):
-        raise BadRequest("space", str(space.layout), f"[{network.weight_count}], the weights of {network}")
-    return named_views(network, space.numpy(), places(network, space.dtype, space.device))
+def unpack_weights(network: Network, space: Any) -> dict[str, Array]:
+    """The weights, or their gradients, of a weight space by name, as NumPy arrays; waits for pending writes to it.
+
+    The space is a tensor, or an array of another library, as `pack_weights` and `rnn_bwd_weights` return it.
+    """
+    check_type("network", network, Network)
+    tensor = taken_in("space", space)
+    if tensor.shape != (network.weight_count,):
+        raise BadRequest("space", str(tensor.layout), f"[{network.weight_count}], the weights of {network}")
+    return named_views(network, tensor.numpy(), places(network, tensor.dtype, tensor.device))
 
 
 def named_views(network: Network, values: Array, where: Places) -> dict[str, Array]:

@@ -58,6 +58,8 @@ class SdpaRequest(OperandRequest[R_co]):
     offsets and tables are on the device, so they cannot be checked in advance: lengths are from 0 to the longest. The
     host refuses others with BadRequest.
 
+    Heads, D and Dv, have a multiple of 8 elements, or of 16 in fp8, and at most 256.
+
     Attributes:
         scale: the factor of the scores, above 0; None for 1/√D.
         left_bound, right_bound, diagonal: which keys a query attends to: with r = 0 for TOP_LEFT and r = Skv - Sq
@@ -143,6 +145,10 @@ class SdpaRequest(OperandRequest[R_co]):
     # -- checks ---------------------------------------------------------------------------------------------------
     def _check_operands(self) -> None:
         q, k, v = self.q, self.k, self.v
+        missing = [name for name in OFFSETS if getattr(self, name) is None]
+        if 0 < len(missing) < len(OFFSETS):
+            given = ", ".join(name for name in OFFSETS if name not in missing)
+            raise BadRequest(missing[0], "nothing", f"offsets of all operands, as in {given}, or of none")
         axes = "(tokens, heads, head) for packed sequences" if self.packed else "(batch, heads, sequence, head)"
         for name, tensor in (("q", q), ("k", k), ("v", v)):
             if tensor.ndim != 4 - self.packed:
@@ -163,13 +169,10 @@ class SdpaRequest(OperandRequest[R_co]):
         self._check_ragged()
 
     def _check_ragged(self) -> None:
-        """Check that all four offsets are given or none, with offsets also the longest lengths and no pages."""
+        """Check the offsets, and that with offsets there are the longest lengths and no pages."""
         for name in OFFSETS:
             tensor: Tensor | None = getattr(self, name)
             first = self.ragged_q
-            if (tensor is None) != (first is None):
-                layout_text = "nothing" if tensor is None else str(tensor.layout)
-                raise BadRequest(name, layout_text, "offsets of all operands, or of none")
             if tensor is None or first is None:
                 continue
             if tensor.ndim != 1 or tensor.size < 2 or tensor.shape != first.shape or not tensor.layout.is_contiguous:

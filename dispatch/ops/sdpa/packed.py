@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.checks import check_int, check_type, shown
-from dispatch.device.tensor import Tensor
+from dispatch.checks import check_int, shown
+from dispatch.core.operand_checks import taken_in
 from dispatch.errors import BadRequest
 from dispatch.ops.sdpa.base import RAGGED
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dispatch.device.layout import Array
+    from dispatch.device.tensor import Tensor
     from dispatch.ops.sdpa.base import SdpaRequest
 
 __all__ = ["check_alike", "packed", "ragged_offsets", "unpacked"]
@@ -28,22 +29,22 @@ KEYS = ("ragged_k", "ragged_v")
 FOR_I32 = 2**31 - 1
 
 
-def ragged_offsets(lengths: Sequence[int], tensor: Tensor) -> Tensor:
+def ragged_offsets(lengths: Sequence[int], tensor: Any) -> Tensor:
     """Offsets of sequences that are stored one after the other in a packed tensor (tokens, heads, head), on its device.
 
-    i32 if they fit, else i64: make all four of a request from tensors of one size. Raises BadRequest if there are no
-    lengths, or more than the tokens of the tensor.
+    `tensor` may also be an array of another library. The offsets are i32 if they fit, else i64: make all four of a
+    request from tensors of one size. Raises BadRequest if there are no lengths, or more than the tokens of the tensor.
     """
-    check_type("tensor", tensor, Tensor)
+    own = taken_in("tensor", tensor)
     if not isinstance(lengths, (tuple, list, np.ndarray)) or (isinstance(lengths, np.ndarray) and lengths.ndim != 1):
         raise BadRequest("lengths", shown(lengths), "the lengths of sequences")
     counts = [check_int("lengths", int(n) if isinstance(n, np.integer) else n, 0) for n in lengths]
-    if tensor.ndim != 3 or not counts or sum(counts) > tensor.shape[0]:
-        raise BadRequest("lengths", str(counts), f"lengths of sequences that fit into the tokens of {tensor.layout}")
-    step = tensor.layout.strides[0]
+    if own.ndim != 3 or not counts or sum(counts) > own.shape[0]:
+        raise BadRequest("lengths", str(counts), f"lengths of sequences that fit into the tokens of {own.layout}")
+    step = own.layout.strides[0]
     ends = np.cumsum([0, *counts], dtype=np.int64) * step
-    fits = tensor.shape[0] * step <= FOR_I32
-    return tensor.device.array(ends.astype(np.int32) if fits else ends)
+    fits = own.shape[0] * step <= FOR_I32
+    return own.device.array(ends.astype(np.int32) if fits else ends)
 
 
 # -- checks -------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from dispatch import TABLE
+from dispatch.errors import BadRequest
 from dispatch.keys import HALF, HOST
 from dispatch.ops.rnn import (
     Network,
@@ -159,3 +160,18 @@ def test_what_relu_drops_in_a_network_is_0_whatever_it_was_and_the_end_is_too(de
     found = gradient(dy, nan_in(network, "weight_ih", dev, rng))
     assert (found[2:, 1] == 0).all()
     assert np.isnan(found[:2, 1]).all()
+
+
+@pytest.mark.parametrize("library", ["torch", "numpy"])
+def test_gradients_in_another_librarys_array_are_unpacked(library, dev, rng):
+    network = Network("gru", 3, 4)
+    weights = {name: rng.standard_normal(shape) for name, shape in weight_shapes(network).items()}
+    space = pack_weights(network, weights, dev).numpy()
+    given = pytest.importorskip("torch").from_numpy(space) if library == "torch" else space
+    again = unpack_weights(network, given)
+    assert again.keys() == weights.keys()
+    assert all(np.array_equal(again[name], array) for name, array in weights.items())
+    with pytest.raises(BadRequest, match=r"space: got f64\[3\]; expected \[108\]"):
+        unpack_weights(network, given[:3])
+    with pytest.raises(BadRequest, match="space: got a list; expected a tensor, or an array of another library"):
+        unpack_weights(network, [0.123])

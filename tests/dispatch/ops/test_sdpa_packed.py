@@ -109,7 +109,7 @@ def test_the_graph_of_packed_sequences_computes_the_same(host, rng):
     ("change", "operand"),
     [
         ({"ragged_k": None}, "ragged_k"),
-        ({"ragged_q": None}, "q"),
+        ({"ragged_q": None}, "ragged_q"),
         ({"ragged_v": np.zeros(3, np.int32)}, "ragged_v"),
         ({"ragged_v": np.zeros(4, np.int64)}, "ragged_v"),
         ({"ragged_o": np.zeros(4, np.float32)}, "ragged_o"),
@@ -171,3 +171,23 @@ def test_the_gradient_of_one_score_is_refused_before_it_ends_the_process(host):
     select(SdpaFwdRequest(one, one, one), Arch(90))
     with pytest.raises(NoRow, match="needs two queries or two keys or more"):
         select(SdpaBwdRequest(one, one, one, one, one, stats), Arch(90))
+
+
+@pytest.mark.parametrize("library", ["torch", "numpy"])
+def test_offsets_are_made_from_other_libraries_arrays_too(library, host):
+    tensor = np.zeros((9, 3, 4, 8), np.float16)[:, 1]
+    if library == "torch":
+        tensor = pytest.importorskip("torch").from_numpy(tensor)
+    offsets = ragged_offsets((3, 0, 5), tensor)
+    assert (offsets.device, offsets.numpy().tolist()) == (host, [0, 288, 288, 768])
+    with pytest.raises(BadRequest, match="tensor: got a list; expected a tensor, or an array of another library"):
+        ragged_offsets((3, 0, 5), [0.5])
+
+
+@pytest.mark.parametrize("missing", ["ragged_q", "ragged_k", "ragged_v", "ragged_o"])
+def test_offsets_that_are_missing_are_named_before_the_axes(missing, host, rng):
+    given = pack(host, drawn(rng))
+    others = ", ".join(name for name in ("ragged_q", "ragged_k", "ragged_v", "ragged_o") if name != missing)
+    del given[missing]
+    with pytest.raises(BadRequest, match=f"{missing}: got nothing; expected offsets of all operands, as in {others}"):
+        SdpaFwdRequest(**given)
