@@ -1,4 +1,5 @@
-"""The memory layout of operands: strides of dense images, channels first or last, and rules about alignment.
+"""The memory layout of operands: strides of dense images, channels first or last, merged axes, and rules
+about alignment.
 
 Requests, rules and builders of cuDNN graphs use it. It is arithmetic only and knows no library.
 """
@@ -10,10 +11,21 @@ from typing import TYPE_CHECKING, Any
 from dispatch.keys import I32, I64
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dispatch.core.request import Request
     from dispatch.device.layout import Layout
 
-__all__ = ["ALIGNED", "aligned", "at_16_bytes", "at_multiples", "dense_image", "dense_strides", "lies_dense"]
+__all__ = [
+    "ALIGNED",
+    "aligned",
+    "at_16_bytes",
+    "at_multiples",
+    "dense_image",
+    "dense_strides",
+    "lies_dense",
+    "merge_axes",
+]
 
 Shape = tuple[int, ...]
 ALIGNED = 16  # bytes that an engine may load at once
@@ -71,3 +83,24 @@ def at_16_bytes(request: Request) -> str:
         if layout.size > 1 and layout.alignment < ALIGNED and layout.dtype not in (I32, I64):
             return f"needs {name} at a multiple of {ALIGNED} bytes, has {layout.alignment}: copy it"
     return ""
+
+
+def merge_axes(dims: Shape, steps: Sequence[Shape]) -> tuple[list[int], list[Shape]]:
+    """Merge neighbouring axes that are one axis in every operand, and drop axes of extent 1.
+
+    `steps` has the strides of each operand along these axes. The result is the extents of the merged axes, and for each
+    of them the stride of each operand.
+    """
+    extents: list[int] = []
+    merged: list[Shape] = []
+    for axis, extent in enumerate(dims):
+        if extent == 1:
+            continue
+        strides = tuple(step[axis] for step in steps)
+        if extents and all(before == now * extent for before, now in zip(merged[-1], strides, strict=True)):
+            extents[-1] *= extent
+            merged[-1] = strides
+        else:
+            extents.append(extent)
+            merged.append(strides)
+    return extents, merged

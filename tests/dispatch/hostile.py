@@ -173,7 +173,8 @@ class Pool:
         yield dp.MatmulRequest(self.new(2, 6, 8), b, c=self.new(2, 6, 4), out=self.new(2, 6, 4), beta=0.5, alpha=2.0)
         a8, b8 = self.new(16, 16, dtype="f8e4m3"), self.new(16, 16, dtype="f8e4m3").mT
         yield dp.MatmulRequest(a8, b8, scales=Scales(a=2.0, b=self.new(1)), out_dtype="bf16")
-        tree = {"epilogue": evt.accumulator() + evt.row("bias"), "operands": {"bias": self.new(8)}}
+        sums = evt.accumulator() + evt.source() + evt.row("bias")
+        tree = {"epilogue": sums, "operands": {"bias": self.new(8)}}
         yield dp.MatmulRequest(self.new(8, 8, **f16), self.new(8, 8, **f16), library="cutlass")
         yield dp.MatmulRequest(
             self.new(8, 8, **f16), self.new(8, 8, **f16), c=self.new(8, 8, **f16), **tree, library="cutlass"

@@ -12,7 +12,7 @@ import pytest
 
 import dispatch as dp
 from dispatch.device.host import HostDevice
-from dispatch.errors import BadRequest, DispatchError, NoRow
+from dispatch.errors import BadRequest, DispatchError, NoRow, shown
 from dispatch.keys import HOST, Arch, Choice, Compute, Dtype, Epilogue, ScaleMode
 from dispatch.ops.activation import ActivationMode
 from dispatch.ops.conv.base import Activation
@@ -234,3 +234,51 @@ def test_no_message_is_long(op: str) -> None:
     assert len(said) > 20
     longest = max(said, key=len)
     assert len(longest) < LONGEST, longest
+
+
+# -- values -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (np.full((2, 3), 0.123, np.float32), "a numpy ndarray of float32[2, 3]"),
+        ([("r", np.full(3, 0.123))], "[('r', a numpy ndarray of float64[3])]"),
+        ({"r": (np.full((), 0.123),)}, "{'r': (a numpy ndarray of float64[],)}"),
+        ({"r": np.full(3, 0.123)}.items(), "a dict_items"),
+        ([[[[[np.full(3, 0.123)]]]]], "[[[[…]]]]"),
+        (np.float32(0.5), repr(np.float32(0.5))),
+        ((1, 2.5, "x", None), "(1, 2.5, 'x', None)"),
+        ((), "()"),
+        ([3], "[3]"),
+        ({"a": (1,)}, "{'a': (1,)}"),
+    ],
+    ids=str,
+)
+def test_a_value_in_a_message_has_no_elements_of_arrays(value: object, text: str) -> None:
+    assert shown(value) == text
+
+
+def test_a_tensor_in_a_message_has_no_elements_either() -> None:
+    tensor = dp.device("host").array(np.full((2, 3), 0.123))
+    assert shown(tensor) == "Tensor(f64[2, 3] on host)"
+    assert shown([("r", tensor)]) == "[('r', Tensor(f64[2, 3] on host))]"
+    torch = pytest.importorskip("torch")
+    assert shown({"r": torch.full((3,), 0.123)}) == "{'r': a torch Tensor of float32[3]}"
+
+
+def test_what_requests_say_of_arrays_at_the_wrong_place_has_no_elements() -> None:
+    from dispatch import evt
+
+    a, wrong = zeros(8, 8, dtype="f16"), dp.device("host").array(np.full((2, 3), 0.123))
+    calls: list[Callable[[], object]] = [
+        lambda: dp.matmul(a, a, operands=[("r", wrong)]),
+        lambda: dp.matmul(a, a, epilogue=wrong),
+        lambda: dp.matmul(a, a, epilogue=evt.accumulator(), operands=[("r", wrong, wrong)]),
+        lambda: dp.matmul(a, a, alpha=[wrong]),
+        lambda: dp.conv_fwd(zeros(1, 4, 4, 4), zeros(4, 4, 1, 1), pad=np.full(3, 0.123)),
+        lambda: dp.grouped_matmul(a, zeros(1, 8, 8, dtype="f16"), [8], alpha=[wrong]),
+    ]
+    for call in calls:
+        with pytest.raises(BadRequest) as caught:
+            call()
+        assert "[" in caught.value.given
+        assert "0.1" not in str(caught.value)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import dispatch as dp
+from dispatch.checks import names_arguments
 from dispatch.errors import BadRequest, BadType
 
 
@@ -123,10 +124,14 @@ def test_what_is_missing_is_told_in_pythons_words_and_where_all_are():
 
 
 def test_a_type_error_from_inside_is_as_it_was():
+    @names_arguments
+    def halved(value):
+        return value / 2
+
     with pytest.raises(TypeError) as caught:
-        dp.evt.constant("one")
+        halved("one")
     assert "see help" not in str(caught.value)
-    assert caught.traceback[-1].name == "constant"
+    assert caught.traceback[-1].name == "halved"
 
 
 def test_signatures_have_no_argument_more():

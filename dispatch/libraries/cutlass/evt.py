@@ -14,12 +14,13 @@ import math
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from dispatch.checks import names_arguments
+from dispatch.checks import check_dtype, check_number, names_arguments, shown
 from dispatch.errors import BadRequest
-from dispatch.keys import Dtype
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from dispatch.keys import Dtype
 
 __all__ = [
     "BINARY",
@@ -183,7 +184,7 @@ def _node(value: Any) -> Node:
     if isinstance(value, Node):
         return value
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise BadRequest("epilogue", repr(value), "a node of dispatch.evt, or a number")
+        raise BadRequest("epilogue", shown(value), "a node of dispatch.evt, or a number")
     return constant(value)
 
 
@@ -197,7 +198,9 @@ SUFFIXES = ("_pitch", "_batch", "_value")
 
 def _named(name: Any) -> str:
     if not isinstance(name, str) or not name.isidentifier():
-        raise BadRequest("epilogue", f"the name {name!r}", "an identifier, under which the request passes the operand")
+        raise BadRequest(
+            "epilogue", f"the name {shown(name)}", "an identifier, under which the request passes the operand"
+        )
     if name in TAKEN or name.endswith(SUFFIXES):
         raise BadRequest(
             "epilogue", f"the name {name!r}", f"a name other than {', '.join(TAKEN)}, without the suffixes {SUFFIXES}"
@@ -218,14 +221,18 @@ def source() -> Node:
 @names_arguments
 def constant(value: float) -> Node:
     """A number that is part of the kernel; `scalar` is one that may change from call to call."""
+    check_number("epilogue", value)
     if not math.isfinite(value):
-        raise BadRequest("epilogue", repr(value), "a finite number")
+        raise BadRequest("epilogue", shown(value), "a finite number")
     return Leaf("constant", value=float(value))
 
 
 @names_arguments
 def scalar(name: str) -> Node:
-    """A number, or an f32 tensor of one element that is read on the device."""
+    """A number, or an f32 tensor of one element that is read on the device.
+
+    "alpha" and "beta" are the fields of the request with these names; others are in its `operands`.
+    """
     return Leaf("scalar", _named(name))
 
 
@@ -280,6 +287,8 @@ def tanh(x: Node | float) -> Node:
 @names_arguments
 def clamp(x: Node | float, low: float, high: float) -> Node:
     """x between `low` and `high`."""
+    for name, bound in (("low", low), ("high", high)):
+        check_number(name, bound)
     if not low <= high:
         raise BadRequest("epilogue", f"clamp between {low} and {high}", "low <= high")
     return Clamp(_node(x), float(low), float(high))
@@ -304,7 +313,7 @@ def fma(x: Node | float, y: Node | float, z: Node | float) -> Node:
 @names_arguments
 def store(x: Node | float, name: str, dtype: Any = None) -> Node:
     """x, which is also stored as the output `name` (…, m, n) of `dtype` (None for D's)."""
-    return Store(_node(x), _named(name), None if dtype is None else Dtype.of(dtype))
+    return Store(_node(x), _named(name), None if dtype is None else check_dtype("dtype", dtype))
 
 
 @names_arguments
@@ -314,10 +323,10 @@ def reduce(x: Node | float, name: str, function: str = "sum", *, over: str) -> N
     `function` is sum, max, min, mean or amax (the largest magnitude). Sums are atomic: their last bits may differ from
     run to run.
     """
-    if function not in REDUCTIONS or over not in OVER:
-        raise BadRequest(
-            "epilogue", f"reduce {function!r} over {over!r}", f"one of {', '.join(REDUCTIONS)} over m, n or mn"
-        )
+    are_names = all(type(name) is str for name in (function, over))  # an array compares element by element
+    if not are_names or function not in REDUCTIONS or over not in OVER:
+        given = f"reduce {shown(function)} over {shown(over)}"
+        raise BadRequest("epilogue", given, f"one of {', '.join(REDUCTIONS)} over m, n or mn")
     return Reduce(_node(x), _named(name), function, over)
 
 

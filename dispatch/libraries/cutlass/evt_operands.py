@@ -15,10 +15,10 @@ from cudabind._cached import cached_property
 from dispatch.checks import MAX_FLOAT, NO_NUMBERS, check_number, shown
 from dispatch.core.factors import F32_MAX, F32_NUMBER
 from dispatch.device.tensor import Tensor
-from dispatch.errors import BadRequest, Refused
+from dispatch.errors import BadRequest
 from dispatch.keys import F64, I8
 from dispatch.libraries.cutlass.config import Config
-from dispatch.libraries.cutlass.evt import Node, linear_combination
+from dispatch.libraries.cutlass.evt import Leaf, Node, linear_combination, walk
 from dispatch.libraries.cutlass.visitors import operands_of
 
 if TYPE_CHECKING:
@@ -27,7 +27,15 @@ if TYPE_CHECKING:
     from dispatch.core.request import Number
     from dispatch.keys import Dtype
 
-__all__ = ["EpilogueTreeMixin", "OperandValue", "check_tree", "numbers_of", "pairs_of"]
+__all__ = [
+    "EpilogueTreeMixin",
+    "OperandValue",
+    "check_factor_is_read",
+    "check_tree",
+    "numbers_of",
+    "pairs_of",
+    "reads_the_source",
+]
 
 OperandValue = Tensor | float | int
 
@@ -64,14 +72,13 @@ class EpilogueTreeMixin:
     def check_names(self, reserved: str | None = None) -> None:
         """BadRequest for an operand that the tree does not name, and for one of another kind than the tree expects.
 
-        No name may begin with `reserved`.
+        No name of the tree may begin with `reserved` or be the name of two operands.
         """
-        try:
-            kinds = self.kinds
-        except Refused as refused:
-            raise BadRequest("epilogue", str(self.epilogue), str(refused)) from None
+        kinds = self.kinds
         for name, _ in self.operands:
-            if name not in kinds or name in ("alpha", "beta"):
+            if name in ("alpha", "beta"):
+                raise BadRequest(f"operands[{name!r}]", "an operand", f"{name}=…, a field of the request")
+            if name not in kinds:
                 names = ", ".join(kinds) or "none"
                 raise BadRequest(f"operands[{name!r}]", "an operand", f"one of {names}, the names in the tree")
         for name, kind in kinds.items():
@@ -83,7 +90,21 @@ class EpilogueTreeMixin:
                 raise BadRequest(label, "nothing", f"the {kind} that the epilogue reads")
             number = isinstance(operand, (int, float, np.number)) and not isinstance(operand, NO_NUMBERS)
             if operand is not None and not isinstance(operand, Tensor) and not (kind == "scalar" and number):
-                raise BadRequest(label, repr(operand), "a number or a Tensor" if kind == "scalar" else "a Tensor")
+                raise BadRequest(label, shown(operand), "a number or a Tensor" if kind == "scalar" else "a Tensor")
+
+    def check_reads(self, source: str, given: Tensor | None) -> None:
+        """BadRequest for a source, alpha or beta that the tree does not read, and for a source that is missing.
+
+        `source` names the request's field of the source, and `given` is that field.
+        """
+        reads_source = reads_the_source(self.tree)
+        if given is not None and not reads_source:
+            hint = "read it as evt.source() in the epilogue"
+            raise BadRequest(source, str(given.layout), "None, because the epilogue does not read the source", hint)
+        if reads_source and self.c is None:
+            raise BadRequest(source, "nothing", "a tensor, because the epilogue reads evt.source()", f"pass {source}=…")
+        check_factor_is_read("alpha", self.alpha, 1, self.kinds)
+        check_factor_is_read("beta", self.beta, int(reads_source), self.kinds)
 
     def check_scalars(self, operands: Dtype) -> None:
         """BadRequest for a number beyond the scalars' range: f64 for f64 operands, i32 (by a rule) for i8, else f32."""
@@ -95,6 +116,19 @@ class EpilogueTreeMixin:
             check_number(label, value)
             if top < abs(float(value)) < math.inf:
                 raise BadRequest(label, shown(value), f"a number in the range of f32, up to {top:.4g}")
+
+
+def reads_the_source(tree: Node) -> bool:
+    """Whether a tree reads C."""
+    return any(isinstance(node, Leaf) and node.kind == "source" for node in walk(tree))
+
+
+def check_factor_is_read(name: str, value: Any, usual: int, kinds: Collection[str]) -> None:
+    """BadRequest for a factor that a tree with operands of these names does not read, unless it is the usual one."""
+    if name not in kinds and (isinstance(value, Tensor) or value != usual):
+        given = str(value.layout) if isinstance(value, Tensor) else shown(value)
+        hint = f"multiply by evt.scalar({name!r}) in the epilogue"
+        raise BadRequest(name, given, f"{usual}, because the epilogue does not read {name}", hint)
 
 
 def numbers_of(kinds: dict[str, str], fixed: Collection[str] = ()) -> dict[str, Number]:

@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dispatch.errors import Refused
+from dispatch.errors import BadRequest, Refused
 from dispatch.keys import BF16, F8E4M3, F8E5M2, F16, F32, F64, I8, I32, U8, Dtype
 from dispatch.libraries.cutlass.evt import Binary, Clamp, Fma, Leaf, Node, Reduce, Store, Unary, walk
 from dispatch.refusal import Kind
@@ -112,7 +112,7 @@ class Visitors:
 
 
 def operands_of(tree: Node) -> dict[str, str]:
-    """The kind of each operand that a tree names, in the tree's order; Refused if a name has two kinds."""
+    """The kind of each operand that a tree names, in the tree's order; BadRequest if a name has two kinds."""
     kinds: dict[str, str] = {}
     for node in walk(tree):
         if isinstance(node, Leaf) and node.name:
@@ -123,7 +123,7 @@ def operands_of(tree: Node) -> dict[str, str]:
             continue
         name: str = node.name
         if name in kinds and (kind != kinds[name] or kind in ("store", "reduce")):
-            raise Refused(f"needs a different name for each operand of the epilogue, has {name} twice", Kind.RULE)
+            raise BadRequest("epilogue", f"the name {name!r} for two operands", "a different name for each operand")
         kinds[name] = kind
     return kinds
 

@@ -108,7 +108,7 @@ def conv_transpose(
     w: Tensor,
     *,
     extents: tuple[int, ...] | None = None,
-    groups: int = 1,
+    groups: int | None = None,
     epilogue: None = None,
     **choices: Any,
 ) -> Tensor: ...
@@ -118,7 +118,7 @@ def conv_transpose(
     w: Tensor,
     *,
     extents: tuple[int, ...] | None = None,
-    groups: int = 1,
+    groups: int | None = None,
     epilogue: Node,
     **choices: Any,
 ) -> Tensor | tuple[Tensor, ...]: ...
@@ -128,7 +128,7 @@ def conv_transpose(
     w: Tensor,
     *,
     extents: tuple[int, ...] | None = None,
-    groups: int = 1,
+    groups: int | None = None,
     **choices: Any,
 ) -> Tensor | tuple[Tensor, ...]:
     """The transposed convolution of x (N, C, spatial…) with w (C, K / groups, spatial…): (N, K, spatial…).
@@ -139,7 +139,8 @@ def conv_transpose(
         x: (N, C, spatial…), the dy of `conv_bwd_data`.
         w: (C, K / groups, spatial…).
         extents: the spatial extents of the result if the stride leaves them open; None takes the smallest.
-        groups: the number of groups, which does not follow from x and w.
+        groups: the number of groups, which does not follow from x and w. None takes the one of `out`, 1 if it is left
+            out.
 
     The other arguments are those of `conv_bwd_data`, documented in help(dispatch.conv_bwd_data). The messages of NoRow
     name that op, whose dy is x.

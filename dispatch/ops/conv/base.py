@@ -11,10 +11,11 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cudabind._cached import cached_property
-from dispatch.checks import check_int
+from dispatch.checks import check_int, shown
 from dispatch.core.layouts import dense_strides, lies_dense
 from dispatch.core.operand_checks import each
 from dispatch.core.request import R_co
+from dispatch.device.layout import c_strides
 from dispatch.errors import BadRequest
 from dispatch.keys import Choice, Dtype
 from dispatch.libraries.cudnn.convolve import Steps, output_shape
@@ -57,6 +58,9 @@ class Activation(Choice):
 @dataclass(frozen=True, eq=False)
 class ConvRequest(TreeConvRequest[R_co]):
     """The fields that the three requests share: padding, stride, dilation, groups, and the factors of results.
+
+    No extent is 0. For cuDNN every operand begins at a multiple of 16 bytes, except one of a single element, and a
+    filter, or its gradient, has no gaps: copy views like x[1:] and w[..., :3].
 
     Attributes:
         pad: zeros around x: a number, one for each spatial axis, or a pair (before, behind) for each.
@@ -141,14 +145,18 @@ class ConvRequest(TreeConvRequest[R_co]):
 
     @cached_property
     def channels_last(self) -> bool:
-        """Whether the operands have channels last in memory; the first operand with unambiguous strides decides."""
-        for name in (*self.operand_names[:2], "out"):
-            tensor: Tensor | None = getattr(self, name)
-            if tensor is not None:
-                fits_last, fits_first = (lies_dense(tensor.layout, last=last) for last in (True, False))
-                if fits_last != fits_first:
-                    return fits_last
-        return False
+        """Whether the operands have channels last in memory.
+
+        The first operand whose strides fit only one order decides. With one channel or one pixel they fit both; if that
+        is so for all operands, it is whether one of them has exactly the strides of channels last.
+        """
+        given = [getattr(self, name) for name in (*self.operand_names[:2], "out", "z")]
+        layouts = [tensor.layout for tensor in given if tensor is not None]
+        for layout in layouts:
+            fits_last, fits_first = (lies_dense(layout, last=last) for last in (True, False))
+            if fits_last != fits_first:
+                return fits_last
+        return any(dense_strides(one.shape, last=True) == one.strides != c_strides(one.shape) for one in layouts)
 
     @property
     def repeatable(self) -> bool:
@@ -240,7 +248,7 @@ class ConvRequest(TreeConvRequest[R_co]):
 def _pairs(value: Any, rank: int) -> list[tuple[int, int]]:
     values: Sequence[Any] = value if isinstance(value, tuple) else (value,) * rank
     if len(values) != rank:
-        raise BadRequest("pad", repr(value), f"a number, or a number or a pair for each of the {rank} spatial axes")
+        raise BadRequest("pad", shown(value), f"a number, or a number or a pair for each of the {rank} spatial axes")
     pairs = []
     for item in values:
         before, after = item if isinstance(item, tuple) and len(item) == 2 else (item, item)

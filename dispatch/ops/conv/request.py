@@ -37,7 +37,8 @@ class ConvFwdRequest(ConvRequest[R_co]):
         z: of Y's shape, added as beta · Z; `beta` is 1 if z is given and else 0. Z is read with a beta of 0, too, so
             its NaNs stay NaN. For CUTLASS it may be `out` itself.
         beta: what z is multiplied with; without a z it is 0, because the content of `out` is not read.
-        out: Y, (N, K, spatial…); if left out, it has the layout of x.
+        out: Y, (N, K, spatial…); if left out, it has the layout of x. If x has one channel or one pixel, w and z decide
+            whether that is channels first or last, and if they fit both, too, the strides.
         activation: a mode of `cudnnPointwiseMode_t`.
         alpha: the factor of the convolution. i8 is summed exactly; scaling and fused operations are f32, rounded at the
             end if the result is i8.
@@ -129,7 +130,7 @@ class ConvGradientRequest(ConvRequest[R_co]):
 
     dy: Tensor
     _: KW_ONLY
-    group_count: int = 1
+    group_count: int | None = None
 
     @property
     def dtypes(self) -> tuple[Dtype | None, ...]:
@@ -139,9 +140,14 @@ class ConvGradientRequest(ConvRequest[R_co]):
     def check_fields(self) -> None:
         self._check_choices()
         self._check_ranks()
-        check_int("group_count", self.group_count, 1)
+        if self.group_count is not None:
+            check_int("group_count", self.group_count, 1)
         self._check_result()
         self._check_filter()
+        if self.group_count not in (None, self.groups):
+            name = "w" if self.mode == "bwd_data" else "x"
+            of_operands = f"that of out {self.result_shape} and {name} {getattr(self, name).shape}, or None"
+            raise BadRequest("group_count", str(self.group_count), f"{self.groups}, {of_operands}")
         if self.y_shape != self.dy.shape:
             hint = "x_extents=… chooses among the extents that the stride allows" if self.mode == "bwd_data" else ""
             wanted = f"shape {self.y_shape}, that of conv({self.x_name} {self.x_shape})"
@@ -167,7 +173,8 @@ class ConvBwdDataRequest(ConvGradientRequest[R_co]):
         w: (K, C / groups, spatial…).
         out: DX, (N, C, spatial…); with beta, and without z, it is read as well.
         x_extents: the spatial extents of DX if `out` is left out; None takes the smallest that is possible for DY.
-        group_count: the number of groups, which does not follow from DY and W.
+        group_count: the number of groups, which does not follow from DY and W. None takes the one of `out`, 1 if it is
+            left out.
     """
 
     op: ClassVar[str] = "conv_bwd_data"
@@ -189,7 +196,7 @@ class ConvBwdDataRequest(ConvGradientRequest[R_co]):
                     self.dy.shape[2:], self.w.shape[2:], *self.steps, strict=True
                 )
             )
-        return (self.dy.shape[0], self.w.shape[1] * self.group_count, *extents)
+        return (self.dy.shape[0], self.w.shape[1] * (self.group_count or 1), *extents)
 
     @property
     def x_name(self) -> str:
@@ -217,7 +224,7 @@ class ConvBwdFilterRequest(ConvGradientRequest[R_co]):
         x: (N, C, spatial…).
         out: DW, (K, C / groups, spatial…); with beta, and without z, it is read as well.
         w_extents: the spatial extents of DW if `out` is left out.
-        group_count: the number of groups if `out` is left out.
+        group_count: the number of groups; None takes the one of `out`, 1 if it is left out.
     """
 
     op: ClassVar[str] = "conv_bwd_filter"
@@ -235,7 +242,7 @@ class ConvBwdFilterRequest(ConvGradientRequest[R_co]):
     def w_shape(self) -> Shape:
         if self.out is not None:
             return self.out.shape
-        return (self.dy.shape[1], self.x.shape[1] // self.group_count, *(self.w_extents or ()))
+        return (self.dy.shape[1], self.x.shape[1] // (self.group_count or 1), *(self.w_extents or ()))
 
     @property
     def w_name(self) -> str:
@@ -249,5 +256,5 @@ class ConvBwdFilterRequest(ConvGradientRequest[R_co]):
         if self.out is None and self.w_extents is None:
             raise BadRequest("w_extents", "None", "the spatial extents of the filter", "or pass out=…")
         self._check_extents("w_extents")
-        if self.x.shape[1] % self.group_count:
+        if self.out is None and self.x.shape[1] % (self.group_count or 1):
             raise BadRequest("group_count", str(self.group_count), f"a divisor of the {self.x.shape[1]} channels of x")

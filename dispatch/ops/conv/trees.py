@@ -44,10 +44,11 @@ class TreeConvRequest(EpilogueTreeMixin, OperandRequest[R_co]):
     """A convolution with an optional epilogue tree for its result.
 
     Attributes:
-        epilogue: a tree of `dispatch.evt`, which CUTLASS compiles; its `evt.source()` is z. None for the epilogue that
-            the other fields describe. Rows of the tree have one number for each channel of the result, cols are (N,
-            spatial…), and loaded and stored tensors have the result's shape. The result and stored tensors then have
-            channels last.
+        epilogue: a tree of `dispatch.evt`, which CUTLASS compiles; None for the epilogue of the other fields. Its
+            `evt.source()` is what beta scales: z, or without a z, of gradients, `out`. Its `evt.scalar("alpha")` and
+            `evt.scalar("beta")` are alpha and beta. A z, alpha or beta that the tree does not read is refused. Rows of
+            the tree have one number for each channel of the result, cols are (N, spatial…), and loaded and stored
+            tensors have the result's shape. The result and stored tensors then have channels last.
         operands: the tensors that the tree names, and numbers for its scalars: (name, operand) pairs, or a mapping.
         config: tile, cluster and schedule of a CUTLASS kernel; None takes what suits the extents.
         library: use only rows of this library, such as "cudnn" or "cutlass"; None asks all rows in the table's order.
@@ -227,6 +228,7 @@ class TreeConvRequest(EpilogueTreeMixin, OperandRequest[R_co]):
         if not self.has_tree and not self.operands:
             return
         self.check_names(RESERVED)
+        self.check_reads("z", self.z)
         for name in ("deterministic", "workspace", "autotune"):
             if getattr(self, name):
                 raise BadRequest(name, repr(getattr(self, name)), "None: CUTLASS kernels do not have this choice")

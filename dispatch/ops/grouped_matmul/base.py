@@ -19,10 +19,10 @@ from dispatch.core.factors import F32_MAX, F32_NUMBER
 from dispatch.core.overlap import overlap
 from dispatch.core.request import NamedArguments, R_co, Request, Signature, Unpacked
 from dispatch.device.tensor import Tensor
-from dispatch.errors import BadRequest, Refused
+from dispatch.errors import BadRequest
 from dispatch.keys import BF16, F32, FP8, Compute, Dtype, member
 from dispatch.libraries.cutlass.evt import accumulator, scalar
-from dispatch.libraries.cutlass.evt_operands import check_tree
+from dispatch.libraries.cutlass.evt_operands import check_factor_is_read, check_tree, reads_the_source
 from dispatch.libraries.cutlass.visitors import operands_of
 
 if TYPE_CHECKING:
@@ -43,7 +43,8 @@ class GroupedBase(Request[R_co]):
     """Products in groups by one kernel.
 
     Attributes:
-        epilogue: a tree of `dispatch.evt` over the accumulator and alpha; None for alpha · A · B.
+        epilogue: a tree of `dispatch.evt` over the accumulator and `evt.scalar("alpha")`, which is alpha; None for
+            alpha · A · B.
         alpha: a number, or an f32 tensor of one element.
         out_dtype: the dtype of D; None for that of `out`, else A's, bf16 for fp8.
         fast_accum: fp8 only; sums in the tensor cores' own precision.
@@ -177,14 +178,12 @@ class GroupedBase(Request[R_co]):
     def _check_tree(self) -> None:
         """Check that the epilogue reads and writes nothing but the accumulator and alpha."""
         check_tree(self.epilogue, self.config)
-        try:
-            others = [name for name in operands_of(self.tree) if name != "alpha"]
-        except Refused as refused:
-            raise BadRequest("epilogue", str(self.epilogue), str(refused)) from None
+        others = [name for name in operands_of(self.tree) if name != "alpha"]
+        others = [f"operands {', '.join(others)}"] if others else []
+        others += ["evt.source()"] if reads_the_source(self.tree) else []
         if others:
-            raise BadRequest(
-                "epilogue", f"operands {', '.join(others)}", "a tree that reads only the accumulator and alpha"
-            )
+            expected = "a tree that reads only the accumulator and alpha"
+            raise BadRequest("epilogue", " and ".join(others), expected)
 
     def _check_alpha(self) -> None:
         """Check that alpha is a number or a tensor that kernels can read, and that the tree reads it unless it is 1."""
@@ -193,13 +192,10 @@ class GroupedBase(Request[R_co]):
             if alpha.size != 1 or alpha.dtype is not F32:
                 raise BadRequest("alpha", str(alpha.layout), "a number, or an f32 tensor of one element")
         elif isinstance(alpha, NO_NUMBERS) or not isinstance(alpha, (int, float, np.integer, np.floating)):
-            raise BadRequest("alpha", repr(alpha), "a number, or an f32 tensor of one element")
+            raise BadRequest("alpha", shown(alpha), "a number, or an f32 tensor of one element")
         elif F32_MAX < abs(alpha if isinstance(alpha, int) else float(alpha)) < math.inf:
-            raise BadRequest("alpha", repr(alpha), f"a number in the range of f32, up to {F32_MAX:.4g}")
-        if (isinstance(alpha, Tensor) or alpha != 1) and "alpha" not in operands_of(self.tree):
-            alpha_text = str(alpha.layout) if isinstance(alpha, Tensor) else repr(alpha)
-            hint = "multiply by evt.scalar('alpha') in the epilogue"
-            raise BadRequest("alpha", alpha_text, "1, because the epilogue does not read alpha", hint)
+            raise BadRequest("alpha", shown(alpha), f"a number in the range of f32, up to {F32_MAX:.4g}")
+        check_factor_is_read("alpha", alpha, 1, operands_of(self.tree))
 
     def check_memory(self) -> None:
         """Check that all is on one device, and that each output has its shape, and memory of its own."""

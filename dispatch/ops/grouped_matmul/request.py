@@ -39,7 +39,8 @@ class GroupedMatmulRequest(GroupedBase["Tensor"]):
     """D[rows of g] = tree(A[rows of g] · B[g]), where group g ends before row ends[g] and begins where g - 1 ends.
 
     Attributes:
-        a: (total, k), rows dense.
+        a: (total, k), rows dense. No extent is 0, but groups may be empty. Each line of a and b begins at a multiple of
+            16 bytes.
         b: (groups, k, n).
         ends: i32 (groups,), or numbers on the host, which are copied to the device; not decreasing, the last one at
             most total. Rows after the last end are not written.

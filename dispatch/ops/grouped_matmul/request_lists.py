@@ -36,7 +36,8 @@ class GroupedMatmulListRequest(GroupedBase["tuple[Tensor, ...]"]):
 
     Attributes:
         a, b: matrices (m, k) and (k, n) of each product; rows of a dense and all b of one order; cuBLAS supports any
-            order.
+            order. No extent is 0. Except for f32 without TF32 and f64, each matrix and each of its lines begins at a
+            multiple of 16 bytes.
         out: D of each product, (m, n) of `out_dtype`, rows dense, or columns with cuBLAS; None allocates them.
     """
 

@@ -45,7 +45,7 @@ def k_dense(request: MatmulRequest) -> str:
 def by_16_bytes(request: MatmulRequest) -> str:
     """Matrices start at a multiple of 16 bytes, and so does each of their lines, as tensor maps require."""
     form = request.form
-    matrices = {"a": form.a, "b": form.b, "c": form.c, "out": form.out}
+    matrices = {"a": form.a, "b": form.b, "c": None if form.c is form.out else form.c, "out": form.out}
     for name, kind in form.kinds.items():
         operand = form.operand_values.get(name)
         if kind in ("load", "store"):

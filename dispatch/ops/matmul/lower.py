@@ -10,6 +10,7 @@ from itertools import product
 from math import gcd
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dispatch.core.layouts import merge_axes
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
 from dispatch.keys import BOOL, Compute, Dtype, Epilogue, ScaleMode
@@ -121,7 +122,7 @@ def _axes(request: MatmulRequest, views: tuple[_View, _View, _View, _View]) -> t
     a, b, c, d = views
     unallocated, dims = request.unallocated(), request.batch
     vectors = [_vector_strides(request, name, unallocated, len(dims)) for name in ("bias", "aux", "bgrad")]
-    return _merge_axes(dims, [a.batch, b.batch, c.batch, *vectors, d.batch])
+    return merge_axes(dims, [a.batch, b.batch, c.batch, *vectors, d.batch])
 
 
 def _aligned(lowered: Lowered, offsets: tuple[tuple[int, ...], ...]) -> Problem:
@@ -284,23 +285,6 @@ def _aux_rows(request: MatmulRequest) -> tuple[int, int]:
     multiple = 16 if request.plain_epilogue.activation == "relu" else 8
     step = strides[-2] if shape[-2] > 1 else -(-shape[-1] // multiple) * multiple
     return step, shape[-1]
-
-
-def _merge_axes(dims: tuple[int, ...], steps: list[tuple[int, ...]]) -> tuple[list[int], list[tuple[int, ...]]]:
-    """Merge neighbouring batch axes that are one axis in every operand, and drop axes of extent 1."""
-    extents: list[int] = []
-    merged: list[tuple[int, ...]] = []
-    for axis, extent in enumerate(dims):
-        if extent == 1:
-            continue
-        strides = tuple(step[axis] for step in steps)
-        if extents and all(before == now * extent for before, now in zip(merged[-1], strides, strict=True)):
-            extents[-1] *= extent
-            merged[-1] = strides
-        else:
-            extents.append(extent)
-            merged.append(strides)
-    return extents, merged
 
 
 def _can_fold_batch(request: MatmulRequest, a: _View, c: _View, d: _View, steps: tuple[int, ...], extent: int) -> bool:

@@ -18,7 +18,7 @@ from dispatch.device.frameworks.frameworks import adopt
 from dispatch.device.layout import c_strides
 from dispatch.device.tensor import Tensor
 from dispatch.keys import BF16, HALF, I8, I32, U8, Compute, Dtype, Epilogue, member
-from dispatch.ops.matmul.scales import FACTORS_AND_AMAX, NO_SCALES, Scales, aux_shape
+from dispatch.ops.matmul.scales import FACTORS_AND_AMAX, NO_SCALES, Scales, aux_shape, bgrad_strides
 from dispatch.ops.matmul.validate import TENSORS, validate
 from dispatch.unknown_arguments import refuse_operand
 
@@ -41,7 +41,9 @@ class MatmulRequest(Request[R_co]):
     """One product of A (…, m, k) and B (…, k, n), with the epilogue that a library fuses to it; batch axes broadcast.
 
     Attributes:
-        a, b: the operands; strided views are used without a copy, in row-major or column-major order.
+        a, b: the operands; strided views are used without a copy, in row-major or column-major order. For fp8, k is a
+            multiple of 16, and a row of D one of 16 bytes (if n > 1, and without CUTLASS); for i8, lines begin at
+            multiples of 4 bytes.
         c: added as beta · C, (…, m, n); `beta` is 1 where c is given and else 0. With beta and no c, `out` is C.
         bias: (n,), or (…, n) with D's batch axes. cuBLASLt takes a bias, an aux and a bgrad only where they start at a
             multiple of 16 bytes: copy a view like bias[1:].
@@ -49,11 +51,13 @@ class MatmulRequest(Request[R_co]):
         bgrad: bias gradient, written: (…, n) for DRELU_BGRAD, DGELU_BGRAD and BGRADB, (…, m) for BGRADA. It is summed
             in the compute type, from D before or after D is rounded, depending on the algorithm. BGRADA, the sum of a
             along k, needs a column-major a, and BGRADB, the sum of b along k, a row-major b; both refuse an empty D.
+            The lines of an allocated one begin at multiples of 16 bytes where a batch takes several library calls.
         out: D, of `out_dtype`; it may be `c` itself, and overlaps no other operand.
         epilogue: what is done to the product before it is stored: an Epilogue or its name ("gelu_bias"), or a tree
             of `dispatch.evt`, which CUTLASS compiles (15 to 40 s the first time, then loaded from disk). A tree equal
             to a named epilogue, with a bias called "bias", is taken as that one. `evt.source()` is c, which may have
-            no batch axes.
+            no batch axes; `evt.scalar("alpha")` and `evt.scalar("beta")` are alpha and beta. A c, alpha or beta that
+            a tree does not read is refused.
         alpha, beta: numbers, or tensors of one element in the compute type's dtype (then both are read on the device).
             For an i8 product they are whole numbers of 32 bits, also where D is f32 or i8.
         out_dtype: the dtype of D where `out` is left out; None takes `c`'s, else a's (bf16 for fp8, i32 for i8).
@@ -188,7 +192,7 @@ class MatmulRequest(Request[R_co]):
     def c_is_out(self) -> bool:
         """Whether D is also C."""
         if self.has_tree:
-            return self.c is not None and self.c is self.out
+            return self.form.c_is_out
         return self.has_beta if self.c is None else self.c is self.out
 
     @cached_property
@@ -321,7 +325,8 @@ class MatmulRequest(Request[R_co]):
             outputs["aux"] = (*aux_shape(self.plain_epilogue, self.shape), self.aux_dtype)
         if self.plain_epilogue.writes_bgrad and self.bgrad is None:
             shape = (*self.batch, self.m if self.epilogue is Epilogue.BGRADA else self.n)
-            outputs["bgrad"] = (shape, c_strides(shape), self.c_dtype)
+            matrices = [t.layout for t in (self.a, self.b, self.c, self.aux, self.out) if t is not None]
+            outputs["bgrad"] = (shape, bgrad_strides(shape, self.c_dtype, matrices), self.c_dtype)
         return outputs
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Scale factors and the aux tensor of a product: their modes, dtypes and shapes.
+"""Scale factors, aux and bgrad of a product: their modes, dtypes, shapes and strides.
 
 A request holds a `Scales`; validation and the reference use the shape functions. The scaling modes are those of
 https://docs.nvidia.com/cuda/cublas/#cublasltmatmulmatrixscale-t.
@@ -10,11 +10,15 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from dispatch.checks import check_enum, check_shape, names_arguments, read_choices, shown
+from dispatch.core.layouts import merge_axes
 from dispatch.device.layout import c_strides
 from dispatch.errors import BadRequest
 from dispatch.keys import C64, C128, E8M0, F8E4M3, F16, F32, F64, I8, I32, Compute, Dtype, Epilogue, ScaleMode, member
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dispatch.device.layout import Layout
     from dispatch.device.tensor import Tensor
 
 __all__ = [
@@ -25,6 +29,7 @@ __all__ = [
     "NO_SCALES",
     "Scales",
     "aux_shape",
+    "bgrad_strides",
     "scale_dtype",
     "scale_shape",
 ]
@@ -93,6 +98,26 @@ def aux_shape(epilogue: Epilogue | str, shape: Shape) -> tuple[Shape, Shape]:
         mask = (*batch, m, -(-n // AUX_BITS) * AUX_BITS // 8)
         return mask, c_strides(mask)
     return tuple(shape), c_strides((*batch, m, -(-n // AUX_ELEMENTS) * AUX_ELEMENTS))
+
+
+def bgrad_strides(shape: Shape, dtype: Dtype, matrices: Iterable[Layout]) -> Shape:
+    """The strides of a bgrad (…, extent) that is allocated: dense if each library call gets a part at 16 bytes.
+
+    There is a call for each index of all batch axes but the last, after axes are merged that are one axis in the
+    product's matrices and in bgrad. Otherwise each line begins at a multiple of 16 bytes.
+    """
+    dense, batch = c_strides(shape), shape[:-1]
+    steps = [dense[:-1]]
+    for layout in matrices:
+        extents, strides = layout.shape[:-2], layout.strides[:-2]
+        own = [0 if extent == 1 else step for extent, step in zip(extents, strides, strict=True)]
+        steps.append((*(0,) * (len(batch) - len(own)), *own))
+    _, merged = merge_axes(batch, steps)
+    line = 128 // dtype.bits  # the elements in 16 bytes
+    if all(outer[0] % line == 0 for outer in merged[:-1]):
+        return dense
+    pitch = -(-shape[-1] // line) * line
+    return (*(step * pitch for step in c_strides(batch)), 1)
 
 
 def scale_dtype(operand: Dtype, compute: Compute | None) -> Dtype:

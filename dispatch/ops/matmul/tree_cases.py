@@ -101,7 +101,7 @@ class Case:
             out=written["out"].view,
             epilogue=Epilogue.NONE if self.tree is None else self.tree,
             operands=operands,
-            alpha=alpha,
+            alpha=alpha if self.tree is None else 1.0,  # random trees read neither alpha nor beta
             beta=beta if self.c else None,
             compute=self.compute,
             fast_accum=self.fast_accum,
@@ -181,7 +181,7 @@ def bounds(request: MatmulRequest, expected: dict[str, Array]) -> dict[str, Arra
     error = product_error(a, b, request.a.dtype, member(request.compute), on_host=by_numpy(request.a.device))
     operands = {name: np.asarray(x) for name, x in form.operand_values.items() if name not in form.tree_outputs}
     operands = {name: x.astype(np.float64) for name, x in operands.items()}
-    source = None if request.c is None else np.asarray(request.c)
+    source = None if form.c is None else np.asarray(form.c)
     errors = errors_of(form.tree, a @ b, error, operands, source, SUMS[request.a.dtype is F64])
     dtypes = {"out": request.d_dtype, **{name: output.dtype for name, output in form.tree_outputs.items()}}
     return {name: stored(errors[name], expected[name], dtype) for name, dtype in dtypes.items()}

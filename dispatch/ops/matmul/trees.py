@@ -21,7 +21,15 @@ from dispatch.errors import BadRequest
 from dispatch.keys import BF16, F32, HALF, I8, I32, Dtype, Epilogue
 from dispatch.libraries.cutlass import evt
 from dispatch.libraries.cutlass.evt import Binary, Node, Reduce, Store, Unary, linear_combination, walk
-from dispatch.libraries.cutlass.evt_operands import EpilogueTreeMixin, OperandValue, check_tree, numbers_of, pairs_of
+from dispatch.libraries.cutlass.evt_operands import (
+    EpilogueTreeMixin,
+    OperandValue,
+    check_tree,
+    numbers_of,
+    pairs_of,
+    reads_the_source,
+)
+from dispatch.ops.matmul.checks import check_beta_has_c, check_shape
 from dispatch.ops.matmul.scales import FACTORS_AND_AMAX
 
 if TYPE_CHECKING:
@@ -59,11 +67,13 @@ class TreeForm(EpilogueTreeMixin):
         self.has_tree: bool = request.has_tree
         self.a: Tensor = request.a
         self.b: Tensor = request.b
-        self.c: Tensor | None = request.c
-        if not request.has_tree:  # with a beta of 0 nothing reads C; without a c, `out` is read as C
-            self.c = None if not request.has_beta else request.out if request.c is None else request.c
         self.out: Tensor | None = request.out
         self.epilogue: Any = request.epilogue
+        self.c: Tensor | None = request.c
+        if request.c is None and request.has_beta and self._may_read_source:
+            self.c = request.out
+        if not request.has_tree and not request.has_beta:  # then nothing reads C
+            self.c = None
         self.alpha, self.beta, self.operands = request.alpha, request.beta, request.operands
         if request.bias is not None:
             self.operands = (*self.operands, ("bias", request.bias))
@@ -87,6 +97,21 @@ class TreeForm(EpilogueTreeMixin):
             tree = tree + evt.row("bias")
         function = EPILOGUE_FUNCTIONS[epilogue]
         return Unary(function, tree) if function else tree
+
+    @property
+    def _may_read_source(self) -> bool:
+        """Whether C is read if there is one: always, except by a tree without a source."""
+        return not isinstance(self.epilogue, Node) or reads_the_source(self.epilogue)
+
+    @property
+    def c_is_out(self) -> bool:
+        """Whether D is also C."""
+        return self.c is not None and self.c is self.out
+
+    @property
+    def adds_out(self) -> bool:
+        """Whether D is also C because there is a beta, but no c."""
+        return self.c is not None and self.request.c is None
 
     @property
     def is_linear(self) -> bool:
@@ -156,8 +181,10 @@ class TreeForm(EpilogueTreeMixin):
 
     def named_arguments(self) -> NamedArguments:
         # Rows may refuse numbers of an i32 D; they are part of the key.
-        numbers = {} if self.d_dtype is I32 else numbers_of(self.kinds)
-        return NamedArguments((*MATRICES, *self.kinds), numbers, IN_PLACE)
+        fixed_scalars = ("beta",) if self.adds_out else ()  # with another beta, `out` may not be read
+        numbers = {} if self.d_dtype is I32 else numbers_of(self.kinds, fixed_scalars)
+        matrices = ("a", "b", "out" if self.adds_out else "c", "out")
+        return NamedArguments((*matrices, *self.kinds), numbers, IN_PLACE)
 
     def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
         c = 0 if self.c is None else self.c.ptr
@@ -170,7 +197,7 @@ class TreeForm(EpilogueTreeMixin):
         return (*pointers, *tree_arguments)
 
     def tensors(self) -> tuple[Use, ...]:
-        named = [(name, getattr(self, name), name == "out") for name in MATRICES]
+        named = [(name, getattr(self.request, name), name == "out") for name in MATRICES]
         named += [(name, x, name in self.tree_outputs) for name, x in self.operand_values.items()]
         return tuple((name, x, written) for name, x, written in named if isinstance(x, Tensor))
 
@@ -218,7 +245,8 @@ def prepare(request: Any) -> None:
     tree = request.epilogue
     if not isinstance(tree, Node) or request.asks_for_cutlass:
         return
-    epilogue = _equal_epilogue(tree, request.alpha, request.c)
+    with_source = request.c is not None or (request.out is not None and request.has_beta)
+    epilogue = _equal_epilogue(tree, request.alpha, with_source=with_source)
     operands = dict(request.operands)
     if epilogue is None or operands.keys() != ({"bias"} if epilogue.adds_bias else set()) or request.bias is not None:
         return
@@ -227,7 +255,7 @@ def prepare(request: Any) -> None:
     object.__setattr__(request, "operands", ())
 
 
-def _equal_epilogue(tree: Node, alpha: OperandValue, c: Tensor | None) -> Epilogue | None:
+def _equal_epilogue(tree: Node, alpha: OperandValue, *, with_source: bool) -> Epilogue | None:
     """The Epilogue that a tree is equal to, with its bias called "bias"; None where there is none.
 
     A tree that does not read the request's alpha or C is equal to no Epilogue, because an Epilogue always reads them.
@@ -238,7 +266,7 @@ def _equal_epilogue(tree: Node, alpha: OperandValue, c: Tensor | None) -> Epilog
     if isinstance(tree, Binary) and tree.function == "add" and tree.y == evt.row("bias"):
         biased, tree = True, tree.x
     plain = tree == evt.accumulator() and not isinstance(alpha, Tensor) and alpha == 1
-    if (tree != LINEAR[c is not None]) and not (plain and c is None):
+    if tree != LINEAR[with_source] and not (plain and not with_source):
         return None
     return next((e for e, name in EPILOGUE_FUNCTIONS.items() if name == function and e.adds_bias == biased), None)
 
@@ -247,12 +275,14 @@ def _equal_epilogue(tree: Node, alpha: OperandValue, c: Tensor | None) -> Epilog
 def validate(request: Any) -> None:
     """Raise BadRequest for a request with a tree that no kernel could run; A and B were checked before."""
     _check_fields(request)
-    form: TreeForm = request.form
     for name in ("alpha", "beta"):
         value = getattr(request, name)
         if not isinstance(value, Tensor):
             check_number(name, value)
+    check_beta_has_c(request)
+    form: TreeForm = request.form
     form.check_names()
+    form.check_reads("c", request.c)
     form.check_scalars(request.a.dtype)
     _check_shapes(form)
     _check_memory(form)
@@ -297,8 +327,8 @@ def _check_shapes(form: TreeForm) -> None:
     for name, tensor, _ in form.tensors():
         if form.kinds.get(name) == "scalar" and tensor.size != 1:
             raise BadRequest(name, str(tensor.layout), "a number, or a tensor of one element")
-        if name in wanted and tensor.shape not in wanted[name]:
-            raise BadRequest(name, f"shape {tensor.shape}", f"shape {' or '.join(map(str, wanted[name]))}")
+        if name in wanted:
+            check_shape(name, tensor, *wanted[name])
         if name in form.tree_outputs and tensor.dtype is not form.tree_outputs[name].dtype:
             raise BadRequest(
                 name, str(tensor.layout), f"dtype {form.tree_outputs[name].dtype}, as the epilogue specifies"

@@ -13,10 +13,11 @@ import numpy as np
 
 from dispatch.checks import MAX_FLOAT, NO_NUMBERS, check_enum, shown
 from dispatch.core.operand_checks import MAX_EXTENT, check_extents, check_writable
-from dispatch.core.overlap import Shape, broadcast, overlap, same_view
+from dispatch.core.overlap import broadcast, overlap, same_view
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
 from dispatch.keys import F32, I8, U8, Compute, Dtype, Epilogue, ScaleMode, member
+from dispatch.ops.matmul.checks import check_beta_has_c, check_shape
 from dispatch.ops.matmul.scales import (
     AUX_BITS,
     AUX_ELEMENTS,
@@ -76,19 +77,19 @@ def _check_kinds(request: MatmulRequest) -> None:
     for name, kind in KINDS:
         value = getattr(request, name)
         if not isinstance(value, kind):
-            raise BadRequest(name, repr(value), f"a {kind.__name__}")
+            raise BadRequest(name, shown(value), f"a {kind.__name__}")
     if request.compute is not None and not isinstance(request.compute, Compute):
         check_enum("compute", request.compute, Compute, " or None")
     workspace = request.workspace
     if workspace is not None and (type(workspace) is not int or workspace < 0):
-        raise BadRequest("workspace", repr(workspace), "a number of bytes, 0 or more, or None")
+        raise BadRequest("workspace", shown(workspace), "a number of bytes, 0 or more, or None")
     if request.library is not None and type(request.library) is not str:
         raise BadRequest("library", shown(request.library), "the name of a library, such as 'cutlass', or None")
     if request.out_dtype is not None:
         try:
             wanted = Dtype.of(request.out_dtype)
         except TypeError as error:
-            raise BadRequest("out_dtype", repr(request.out_dtype), "a dtype", str(error)) from None
+            raise BadRequest("out_dtype", shown(request.out_dtype), "a dtype", str(error)) from None
         if request.out is not None and wanted is not request.out.dtype:
             raise BadRequest("out_dtype", str(wanted), f"{request.out.dtype}, the dtype of out, or None")
     if request.has_tree:
@@ -128,8 +129,8 @@ def _check_matrices(request: MatmulRequest) -> None:
 def _check_operands(request: MatmulRequest) -> None:
     """A and B are matrices whose extents match, and all matrices have strides that a library can address."""
     _check_matrices(request)
-    _check_shape("c", request.c, request.shape)
-    _check_shape("out", request.out, request.shape)
+    check_shape("c", request.c, request.shape)
+    check_shape("out", request.out, request.shape)
     for name in ("a", "b", "c", "out"):
         tensor = getattr(request, name)
         if tensor is not None:
@@ -149,11 +150,6 @@ def _check_steps(name: str, tensor: Tensor) -> None:
             "dense rows or columns and nonnegative strides",
             "copy it: dev.array(x)",
         )
-
-
-def _check_shape(name: str, tensor: Tensor | None, *shapes: Shape) -> None:
-    if tensor is not None and tensor.shape not in shapes:
-        raise BadRequest(name, f"shape {tensor.shape}", f"shape {' or '.join(map(str, dict.fromkeys(shapes)))}")
 
 
 def _check_epilogue(request: MatmulRequest) -> None:
@@ -186,9 +182,9 @@ def _check_epilogue(request: MatmulRequest) -> None:
             "compute the sum of the operand separately",
         )
     batch = request.batch
-    _check_shape("bias", request.bias, (request.n,), (*batch, request.n))
+    check_shape("bias", request.bias, (request.n,), (*batch, request.n))
     extent = request.m if epilogue is Epilogue.BGRADA else request.n
-    _check_shape("bgrad", request.bgrad, (*batch, extent))
+    check_shape("bgrad", request.bgrad, (*batch, extent))
     for name in ("bias", "bgrad"):
         tensor = getattr(request, name)
         if tensor is not None and tensor.size and tensor.layout.strides[-1] != 1 and tensor.shape[-1] > 1:
@@ -228,10 +224,7 @@ def _check_aux(request: MatmulRequest, aux: Tensor) -> None:
 def _check_out(request: MatmulRequest) -> None:
     """D has its dtype, and no written tensor overlaps another operand."""
     out = request.out
-    if request.c is None and out is None and request.has_beta:
-        raise BadRequest(
-            "beta", str(request.beta), "0, because neither c nor out is passed that could be scaled", "pass c=…"
-        )
+    check_beta_has_c(request)
     if request.c_is_out and request.c_dtype is not request.d_dtype and out is not None and request.c is None:
         raise BadRequest("c", "nothing", f"a {request.c_dtype} tensor: {out.dtype} cannot be both C and D")
     operands = list(request.tensors())
@@ -262,13 +255,13 @@ def _check_numbers(request: MatmulRequest) -> None:
                     name, str(value.layout), f"dtype {wanted}, that of the sums", f"dev.array([x], '{wanted}')"
                 )
         elif isinstance(value, NO_NUMBERS) or not isinstance(value, (int, float, complex, np.number)):
-            raise BadRequest(name, repr(value), "a number or a tensor of one element")
+            raise BadRequest(name, shown(value), "a number or a tensor of one element")
         elif isinstance(value, int) and abs(value) > MAX_FLOAT:
             raise BadRequest(name, shown(value), "a number in the range of a float")
         elif isinstance(value, (complex, np.complexfloating)) and not request.a.dtype.is_complex:
-            raise BadRequest(name, repr(value), f"a real number, because a is {request.a.dtype}")
+            raise BadRequest(name, shown(value), f"a real number, because a is {request.a.dtype}")
         elif request.a.dtype is I8 and not (abs(value) <= MAX_EXTENT and float(value.real).is_integer()):
-            raise BadRequest(name, repr(value), "a whole number of 32 bits, because i8 products are integers")
+            raise BadRequest(name, shown(value), "a whole number of 32 bits, because i8 products are integers")
 
 
 def _check_scales(request: MatmulRequest) -> None:
@@ -296,11 +289,11 @@ def _check_factor(request: MatmulRequest, name: str) -> None:
     mode = getattr(request.scales, f"{name}_mode", ScaleMode.SCALAR_32F)
     if not isinstance(factor, Tensor):
         if isinstance(factor, NO_NUMBERS) or not isinstance(factor, (int, float, np.integer, np.floating)):
-            raise BadRequest(operand, repr(factor), "a number above 0, or a tensor")
+            raise BadRequest(operand, shown(factor), "a number above 0, or a tensor")
         if not 0 < factor < math.inf:
-            raise BadRequest(operand, repr(factor), "a finite number above 0")
+            raise BadRequest(operand, shown(factor), "a finite number above 0")
         if mode is not ScaleMode.SCALAR_32F:
-            raise BadRequest(operand, repr(factor), f"a tensor, for mode {mode.name}", "use SCALAR_32F for a number")
+            raise BadRequest(operand, shown(factor), f"a tensor, for mode {mode.name}", "use SCALAR_32F for a number")
         return
     dtype, shape = scale_shape(mode, request.m if name == "a" else request.n, request.k)
     if factor.dtype is not dtype:

@@ -2,9 +2,10 @@
 
 import pickle
 
+import numpy as np
 import pytest
 
-from dispatch.errors import BadRequest, Refused
+from dispatch.errors import BadRequest
 from dispatch.libraries.cutlass import evt
 from dispatch.libraries.cutlass.visitors import operands_of
 
@@ -62,6 +63,13 @@ def test_quantize_by_channels_takes_a_magnitude_of_each():
         (lambda: evt.accumulator() + "x", "a node"),
         (lambda: evt.relu(True), "a node"),
         (lambda: evt.constant(float("nan")), "a finite number"),
+        (lambda: evt.constant("x"), r"got 'x'; expected a number"),
+        (lambda: evt.constant(None), r"got None; expected a number"),
+        (lambda: evt.clamp(evt.accumulator(), "a", 1), r"low: got 'a'; expected a number"),
+        (lambda: evt.clamp(evt.accumulator(), 0, "b"), r"high: got 'b'; expected a number"),
+        (lambda: evt.store(evt.accumulator(), "x", "nope"), r"dtype: got 'nope'; expected a dtype"),
+        (lambda: evt.reduce(evt.accumulator(), "x", ["sum"], over="m"), "one of sum"),
+        (lambda: evt.relu(np.full((2, 3), 0.123)), r"a numpy ndarray of float64\[2, 3\]; expected a node"),
         (lambda: evt.row("not a name"), "an identifier"),
         (lambda: evt.row(3), "an identifier"),
         (lambda: evt.row("out"), "a name other than a, b"),
@@ -91,5 +99,5 @@ def test_operands_are_told_by_name_and_kind():
     ],
 )
 def test_one_name_for_two_operands_is_refused(tree):
-    with pytest.raises(Refused, match="a different name for each operand"):
+    with pytest.raises(BadRequest, match=r"epilogue: got the name 'x' for two operands; expected a different name"):
         operands_of(tree)

@@ -13,7 +13,7 @@ from cudabind.sys.cudnn import cudnnPointwiseMode_t
 from dispatch.errors import BadRequest, NoRow
 from dispatch.keys import HOST, Arch, Compute
 from dispatch.libraries.cudnn.convolve import Steps, backward_data, backward_filter, forward, output_shape
-from dispatch.ops.conv import Activation, ConvBwdDataRequest, ConvBwdFilterRequest, ConvFwdRequest
+from dispatch.ops.conv import Activation, ConvBwdDataRequest, ConvBwdFilterRequest, ConvFwdRequest, channels_last
 from dispatch.ops.conv.cases import cases
 from dispatch.ops.conv.reference import reference
 from dispatch.row_check import check_row
@@ -324,3 +324,56 @@ def test_a_tanh_that_gives_nan_is_not_fused(host):
             select(ConvFwdRequest(x, w, bias=host.zeros(8, dtype), activation=Activation.SIGMOID_FWD), arch)
     x, w = (host.zeros(shape, "f32").transpose(0, 3, 1, 2) for shape in ((2, 9, 9, 16), (8, 3, 3, 16)))
     select(ConvFwdRequest(x, w, bias=host.zeros(8, "f32"), compute=Compute.COMPUTE_32F_FAST_TF32, **tanh), Arch(90))
+
+
+@pytest.mark.parametrize("given", [1, 4])
+def test_groups_that_contradict_the_result_are_refused(given, host):
+    dy, w, x = host.zeros((2, 60, 4)), host.zeros((60, 1, 1)), host.zeros((2, 5, 4))
+    with pytest.raises(BadRequest, match=rf"group_count: got {given}; expected 5, that of out \(2, 5, 4\) and w"):
+        dp.conv_bwd_data(dy, w, group_count=given, out=x)
+    with pytest.raises(BadRequest, match=rf"groups: got {given}; expected 5"):
+        dp.conv_transpose(dy, w, groups=given, out=x)
+    with pytest.raises(BadRequest, match=rf"group_count: got {given}; expected 5, that of out \(60, 1, 1\) and x"):
+        dp.conv_bwd_filter(dy, x, group_count=given, out=w)
+
+
+def test_groups_follow_from_the_result_or_are_one(host):
+    dy, w, x = host.zeros((2, 60, 4)), host.zeros((60, 1, 1)), host.zeros((2, 5, 4))
+    for groups in (None, 5):
+        assert ConvBwdDataRequest(dy, w, group_count=groups, out=x).groups == 5
+        assert ConvBwdFilterRequest(dy, x, group_count=groups, out=w).groups == 5
+    assert dp.conv_bwd_data(dy, w).shape == (2, 1, 4)
+    assert dp.conv_bwd_data(dy, w, group_count=4).shape == (2, 4, 4)
+    assert dp.conv_transpose(dy, w, groups=4).shape == (2, 4, 4)
+    assert dp.conv_bwd_filter(dy, x, w_extents=(1,), group_count=5).shape == (60, 1, 1)
+
+
+@pytest.mark.parametrize(("x_shape", "w_shape"), [((2, 1, 9, 9), (8, 1, 3, 3)), ((2, 8, 1, 1), (4, 8, 1, 1))], ids=str)
+@pytest.mark.parametrize("last", ["x", "w", "z", "out", ""])
+def test_one_channel_or_pixel_is_no_reason_for_a_result_with_channels_first(x_shape, w_shape, last, host, rng):
+    """Such operands lie with channels first and last, so that another operand decides, or the strides do."""
+    x, w = (host.array(rng.standard_normal(shape), "f32") for shape in (x_shape, w_shape))
+    plain = dp.conv_fwd(x, w)
+    z = host.array(np.zeros(plain.shape), "f32")
+    given = (
+        {"x": x, "w": w} | ({"z": z} if last == "z" else {}) | ({"out": host.empty(z.shape)} if last == "out" else {})
+    )
+    if last:
+        given[last] = channels_last(given[last])
+    request = ConvFwdRequest(**given, activation=Activation.SWISH_FWD)
+    assert request.channels_last is bool(last)
+    if not last:
+        with pytest.raises(NoRow, match="channels last for SWISH_FWD"):
+            dp.run(request)
+        return
+    select(request, Arch(90))
+    y = dp.run(request)
+    assert y.layout.strides == channels_last(z).layout.strides
+    np.testing.assert_allclose(y.numpy(), plain.numpy() / (1 + np.exp(-plain.numpy())), rtol=1e-5, atol=1e-6)
+
+
+def test_an_operand_in_one_order_alone_decides_against_exact_strides(host):
+    """One filter of one channel has the strides of channels last, but lies in both ways; x only with channels first."""
+    x, w = host.zeros((2, 4, 5, 5)), channels_last(host.zeros((4, 1, 3, 3)))
+    assert not ConvFwdRequest(x, w).channels_last
+    assert dp.conv_fwd(x, w).layout.is_contiguous

@@ -12,6 +12,7 @@ from dispatch.errors import NoRow
 from dispatch.keys import HOST, Epilogue
 from dispatch.ops.matmul import numpy_matmul
 from dispatch.ops.matmul.cases import cases
+from dispatch.ops.matmul.lower import vector_alignment
 from dispatch.testing.memory import Mismatch
 
 ROWS = [row for row in TABLE if row.op == "matmul" and row.on(HOST) and row.of("cublasLt")]
@@ -98,3 +99,36 @@ def test_a_case_notices_an_output_that_was_not_written(host, rng):
     check = plain.check(host, rng)
     with pytest.raises(Mismatch):
         check.verify(check.request.out)
+
+
+def test_a_bgrad_is_allocated_so_that_each_call_of_a_batch_gets_it_at_16_bytes(host, rng):
+    """The first batch axis does not merge with the others, so that the library is called for each of its indices."""
+    a = host.array(rng.integers(-2, 3, 300), "f16").strided((3, 4, 3, 7), (98, 24, 1, 3))
+    request = dispatch.MatmulRequest(a, host.array(np.ones((7, 1)), "f16"), epilogue="bgrada")
+    assert vector_alignment(request, "bgrad") == 64  # 32 elements from call to call
+    _, bgrad = dispatch.run(request)
+    assert bgrad.layout.strides == (32, 8, 1)
+    np.testing.assert_array_equal(bgrad.numpy(), a.numpy().sum(axis=-1))
+    whole = host.zeros((3, 4, 3), "f16")
+    with pytest.raises(NoRow, match=r"bgrad at multiples of 16 bytes along the outer batch axis, has 8: give one"):
+        dispatch.run(replace(request, bgrad=whole))
+
+
+@pytest.mark.parametrize(
+    ("strides", "bgrad"),
+    [
+        ((84, 21, 1, 3), (12, 3, 1)),  # dense: one call of the library
+        ((100, 21, 1, 3), (32, 8, 1)),
+        ((0, 21, 1, 3), (32, 8, 1)),
+        ((84, 0, 1, 3), (32, 8, 1)),
+    ],
+)
+def test_a_bgrad_has_gaps_only_where_batch_axes_do_not_merge(strides, bgrad, host):
+    a = host.zeros(400, "f16").strided((3, 4, 3, 7), strides)
+    request = dispatch.MatmulRequest(a, host.zeros((7, 1), "f16"), epilogue="bgrada")
+    assert request.unallocated()["bgrad"][:2] == ((3, 4, 3), bgrad)
+    assert dispatch.run(request)[1].shape == (3, 4, 3)
+    even = dispatch.MatmulRequest(
+        host.zeros(800, "f16").strided((3, 4, 6, 7), (200, 42, 1, 6)), request.b, epilogue="bgrada"
+    )
+    assert even.unallocated()["bgrad"][1] == (24, 6, 1)  # 48 bytes from call to call
