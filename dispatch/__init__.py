@@ -231,9 +231,19 @@ def _hint(name: str, public: list[str] | None = None) -> str:
     if of_module(name):
         return f"; {of_module(name)}"
 
+    if where := _module_of(name):
+        return f"; dispatch.{where}.{name}"
     by_letters = {known.replace("_", "").lower(): known for known in public or __dir__()}
     similar = get_close_matches(name.replace("_", "").lower(), by_letters, 1)
     return f"; did you mean {by_letters[similar[0]]!r}?" if similar else ""
+
+
+def _module_of(name: str) -> str:
+    """The public module of functions that has a name, such as "tensors" for tensordot; "" if none has."""
+    for module in ("tensors", "sparse", "structured", "linalg", "fft", "signal", "random", "parallel"):
+        if name in _import_public(module).__all__:
+            return module
+    return ""
 
 
 def _likely_families(name: str) -> list[str]:

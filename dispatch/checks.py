@@ -198,8 +198,8 @@ def convert_int_fields(request: Any, names: Iterable[str]) -> None:
 
 
 def check_library(name: str, library: object) -> None:
-    """BadRequest unless it is a str or None; the table checks later whether that library has rows."""
-    if library is not None and type(library) is not str:
+    """BadRequest unless it is a name or None; the table checks later whether that library has rows."""
+    if library is not None and (type(library) is not str or not library):
         raise BadRequest(name, shown(library), "the name of a library, such as 'cutlass', or None")
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from dispatch import errors
 
-__all__ = ["of_argument", "of_device", "of_module", "of_tensor"]
+__all__ = ["of_argument", "of_device", "of_module", "of_sparse", "of_tensor"]
 
 OVER_AXES = "dispatch.reduce(x, axes, reduce={!r})"
 NORM = "dispatch.norm_fwd(x, scale, bias, mode={!r})"
@@ -70,6 +70,19 @@ ARGUMENT = {
     **dict.fromkeys(("transpose_a", "transa", "trans_a"), ("a=a.T",)),
     **dict.fromkeys(("transpose_b", "transb", "trans_b"), ("b=b.T",)),
 }  # from an argument's name in NumPy or torch to the possible names here; an op has one of them
+
+SPARSE = {
+    **dict.fromkeys(("gbmv", "gemv", "hemv", "hpmv", "sbmv", "spmv", "symv"), "spmv(a, x)"),
+    **dict.fromkeys(("gemm", "hemm", "matmul", "symm"), "spmm(a, b)"),
+    **dict.fromkeys(("tbsv", "tpsv", "trsm", "trsv"), "spsolve_triangular(a, b)"),
+    **dict.fromkeys(("cho_solve", "solve"), "spsolve(a, b)"),
+    **dict.fromkeys(("cholesky", "lu_factor"), "splu(a)"),
+}  # from an op over dense matrices to the function of dispatch.sparse
+
+
+def of_sparse(op: str) -> str:
+    """The end of a hint about a sparse operand: the function that takes it instead of this op; "" if there is none."""
+    return f"; dispatch.sparse.{SPARSE[op]} takes a sparse matrix" if op in SPARSE else ""
 
 
 def of_argument(name: str, known: list[str]) -> str:

@@ -79,6 +79,12 @@ def error_text(error: BaseException, say: Callable[[BaseException], str] = repr)
         return f"a {type(error).__name__} that cannot be printed: {type(worse).__name__}"
 
 
+def type_shown(value: object) -> str:
+    """The type of a value with an article, for a message: "a list", "an int"; "None" for None."""
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[:1].lower() in 'aeio' else 'a'} {name}"
+
+
 class DispatchError(Exception):
     """Root of all errors of `dispatch`."""
 

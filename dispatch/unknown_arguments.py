@@ -18,21 +18,31 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 __all__ = [
+    "MISSING_ARGUMENT",
     "did_you_mean",
     "name_unknown",
     "refuse_arguments",
     "refuse_call",
+    "refuse_missing",
     "refuse_operand",
     "signature_of",
 ]
 
 T = TypeVar("T")
+MISSING_ARGUMENT: Any = type("missing argument", (), {})()  # the default where `refuse_missing` makes the error
 # Modules that have another public name; the contents of all others are public in `dispatch` itself.
 MODULES = {
     "dispatch.libraries.cutlass.evt": "dispatch.evt",
     "dispatch.ops.graph.builder": "dispatch.cudnn",
     "dispatch.supervise.trace": "dispatch.trace",
     "dispatch.torch.fusing": "dispatch.torch",
+}
+
+# Packages whose functions are public in another module, while their classes are so in `dispatch`.
+FUNCTIONS = {
+    "dispatch.ops.contraction": "dispatch.tensors",
+    "dispatch.ops.sparse": "dispatch.sparse",
+    "dispatch.ops.structured": "dispatch.structured",
 }
 
 
@@ -57,7 +67,7 @@ def refuse_arguments(name: str, made: Any, more: Sequence[Any], unknown: Iterabl
     If all keywords are known, the error is about `more`, the surplus positional arguments.
     """
     parameters = list(signature_of(made).parameters.values())
-    names = [one.name for one in parameters if one.name not in ("self", "_cls")]
+    names = [one.name for one in parameters if one.name not in ("self", "_cls") and one.kind is not one.VAR_POSITIONAL]
     wrong = next((one for one in unknown if one not in names), None)
     if wrong is not None:
         like = did_you_mean(wrong, names) or "."
@@ -81,14 +91,33 @@ def refuse_call(function: Any, args: Sequence[Any], kwargs: Iterable[str], text:
     parameters = inspect.signature(function).parameters
     placed = [one for one in parameters.values() if one.kind is one.POSITIONAL_OR_KEYWORD]
     name = function.__qualname__.removesuffix(".__init__").removesuffix(".__new__")
-    if len(args) <= len(placed) and parameters.keys() >= set(kwargs):
+    takes_all = any(one.kind is one.VAR_POSITIONAL for one in parameters.values())
+    if (takes_all or len(args) <= len(placed)) and parameters.keys() >= set(kwargs):
         raise TypeError(text.replace(f"{function.__qualname__}()", f"{name}()") + _where(name, function)) from None
     refuse_arguments(name, function, args[len(placed) :], kwargs)
+
+
+def refuse_missing(name: str, kind: Any, given: Sequence[Any]) -> NoReturn:
+    """Raise a TypeError for missing arguments of a request function, with Python's text and the class's own.
+
+    `given` are the values of all required arguments, in the order of the fields.
+    """
+    needed = [field for field in fields(kind) if field.default is MISSING]
+    lacking = [field for field, value in zip(needed, given, strict=True) if value is MISSING_ARGUMENT]
+    placed = [repr(field.name) for field in lacking if not field.kw_only]
+    names = placed or [repr(field.name) for field in lacking]
+    *first, last = names
+    which = f"{', '.join(first)}{',' * (len(first) > 1)} and {last}" if first else last
+    way = "positional" if placed else "keyword-only"
+    text = f"{name}() missing {len(names)} required {way} argument{'s' * (len(names) > 1)}: {which}"
+    raise TypeError(f"{text}. {kind.hint_if_missing.format(name=name)}{_where(name, kind)}") from None
 
 
 def _where(name: str, made: Any) -> str:
     """The end of an error: where the help of a function or class is."""
     module = MODULES.get(made.__module__, made.__module__.partition(".")[0])
+    if not isinstance(made, type):
+        module = FUNCTIONS.get(".".join(made.__module__.split(".")[:3]), module)
     return f": see help({module}.{name})" if module.startswith("dispatch") else f": see help({name})"
 
 
@@ -153,4 +182,5 @@ def defaults_of(kind: Any) -> dict[str, Any]:
 def refuse_operand(name: str, known: Iterable[str]) -> NoReturn:
     """Raise BadType for the name of an operand that the request of a bound call does not have."""
     names = list(known)
-    raise BadType(name, "an operand", f"one of {', '.join(names)}{did_you_mean(name, names)}")
+    expected = f"the name of an operand: {', '.join(names)}{did_you_mean(name, names)}"
+    raise BadType(name, "an argument of this name", expected)

@@ -31,7 +31,6 @@ from dispatch.errors import (
     HookFailed,
     OutOfMemory,
     QueueFull,
-    WorkerFailed,
 )
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ GPU_FAULTS = {
 FAULTS = {
     "hang": DeadlineExceeded,
     "out of memory": OutOfMemory,
-    "raise": WorkerFailed,
+    "raise": RuntimeError,
     "hook": HookFailed,
     "burst": None,
     "interrupt": None,

@@ -10,10 +10,12 @@ from functools import cache
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
+from dispatch.core.user_code import plan_of
 from dispatch.device.registry import live_devices
 from dispatch.errors import Refused
 from dispatch.execute.cuda_executor import CudaExecutor
 from dispatch.execute.executor import Executor
+from dispatch.refusal import calls_user_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,24 +31,27 @@ def bind(executor: Executor, request: Request) -> Plan:
 
     With `autotune=True`, the plan of the fastest of these rows.
     """
-    from dispatch.table.select import candidates, no_row  # not by `import dispatch`, to keep it quick
+    from dispatch.table.select import no_row, takes  # not by `import dispatch`, to keep it quick
 
-    _table()
     refused: dict[Row, Refused] = {}
-    rows: Iterable[Row] = candidates(request, executor.device.arch, executor.versions)
+    wanted, where = request.signature(), (executor.device.arch, executor.versions)
+    # No generator calls the rules: Python would replace their StopIteration by RuntimeError.
+    rows: Iterable[Row] = _table().with_dtypes(request.op, wanted.dtypes)
     if request.autotune and isinstance(executor, CudaExecutor):
         from dispatch.bind.race import fastest_plan  # imported here because few requests are tuned
 
         with suppress(Refused):
-            return fastest_plan(executor, request, list(rows), refused)
+            takers = [row for row in rows if takes(row, request, wanted, *where)]
+            return fastest_plan(executor, request, takers, refused)
         rows = ()
     for row in rows:
+        if not takes(row, request, wanted, *where):
+            continue
         try:
-            plan: Plan = row.call(request, executor, row)
-            return plan
-        except Refused as refusal:  # noqa: PERF203  # the first row nearly always binds
+            return plan_of(row, request, executor)
+        except Refused as refusal:  # the first row nearly always binds
             refused[row] = refusal
-    raise no_row(request, executor.device.arch, executor.versions, refused)
+    raise no_row(request, *where, refused)
 
 
 def rows_before(_: Executor, request: Request, plan: Plan) -> list[Row]:
@@ -71,3 +76,4 @@ def _forget_plans() -> None:
 
 
 Executor.bind, Executor.rows_before = bind, rows_before  # type: ignore[assignment]  # as methods
+calls_user_code(CudaExecutor.call)  # which calls `Plan.enqueue`

@@ -119,7 +119,14 @@ class BoundCall(Generic[R_co]):
         return row
 
     def __call__(self, **operands: Tensor) -> R_co:
-        """Enqueue it and return its outputs without waiting; `operands` are named as in the request."""
+        """Enqueue it and return its outputs without waiting.
+
+        `operands` are named as in the request, and each counts for this call only. A name that is no identifier, as
+        those of `einsum`, is passed as `call(**{"operands[0]": x})`. Other fields, such as `alpha`, `epilogue` and
+        `library`, may be given as well; those that need another plan make one, without the recorded graph. The outputs
+        are always those of the call: so `call(beta=2)` of a product without `c` adds to what the last call has left in
+        `out`, which then is C, as in a request with `out`.
+        """
         if self._epoch == order.sync_epoch and not operands:
             status = self._launch()
             if status:

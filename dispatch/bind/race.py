@@ -11,6 +11,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from dispatch.core.call_counter import as_trial
+from dispatch.core.user_code import plan_of
 from dispatch.device.layout import Layout
 from dispatch.errors import Refused
 from dispatch.execute.algorithm_cache import Algorithm
@@ -68,7 +69,7 @@ def _remembering(executor: CudaExecutor, rows: Sequence[Row]) -> str:
 def _bound(executor: CudaExecutor, request: Request, row: Row, refused: dict[Row, Refused]) -> Plan | None:
     """The plan of a row; None if its library refuses the request."""
     try:
-        plan: Plan = row.call(request, executor, row)
+        plan = plan_of(row, request, executor)
     except Refused as refusal:
         refused[row] = refusal
         return None

@@ -8,7 +8,7 @@ from dispatch.checks import as_python_ints, check_int
 from dispatch.device.frameworks.framework import ForeignStorage
 from dispatch.device.frameworks.frameworks import framework_of
 from dispatch.device.tensor import Tensor
-from dispatch.errors import BadRequest, BadType
+from dispatch.errors import BadRequest, BadType, type_shown
 from dispatch.keys import U8
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAX_EXTENT",
+    "TENSOR",
     "check_array",
     "check_extents",
     "check_image",
@@ -28,6 +29,8 @@ __all__ = [
     "each",
     "taken_in",
 ]
+
+TENSOR = "a dispatch Tensor, or an array of torch, NumPy, CuPy or JAX"
 
 
 def each(name: str, value: Any, rank: int, low: int) -> Shape:
@@ -51,7 +54,7 @@ def check_array(
     """The library that an operand belongs to, None for a Tensor of ours; BadType for anything else."""
     framework = framework_of(type(given))
     if framework is None and not isinstance(given, Tensor):
-        raise BadType(name, f"a {type(given).__name__}", "a tensor, or an array of another library", hint)
+        raise BadType(name, type_shown(given), "a tensor, or an array of another library", hint)
     return framework
 
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 from cudabind._cached import cached_property
 from dispatch.checks import check_kinds, names_arguments, shown
-from dispatch.core.operand_checks import check_writable
+from dispatch.core.operand_checks import TENSOR, check_writable
 from dispatch.core.overlap import overlap, same_view
 from dispatch.core.request import Argument, Operands, R_co, Request, Signature, Use
 from dispatch.core.request_class import UNSIZED, check_class_body, check_outputs, check_request_class
 from dispatch.device.frameworks.frameworks import adopt
 from dispatch.device.layout import c_strides
 from dispatch.device.tensor import Tensor
-from dispatch.errors import BadRequest, BadRequestClass, WorkerFailed
+from dispatch.errors import BadRequest, BadRequestClass, WorkerFailed, type_shown
 from dispatch.keys import U8
 from dispatch.unknown_arguments import refuse_operand
 
@@ -243,8 +243,10 @@ class OperandRequest(Request[R_co]):
             elif tensor is not None or name in self.required:
                 hint = "use dev.array(x) or from_dlpack(x)"
                 if hasattr(tensor, "tocsr") or hasattr(tensor, "todense"):  # a sparse matrix
-                    hint = "it is sparse: x.todense() makes it dense"
-                raise BadRequest(name, f"a {type(tensor).__name__}", "a dispatch Tensor", hint)
+                    from dispatch.elsewhere import of_sparse
+
+                    hint = f"it is sparse: x.todense() makes it dense{of_sparse(self.op)}"
+                raise BadRequest(name, type_shown(tensor), TENSOR, hint)
         home = self.device
         home.check(*(tensor for _, tensor in tensors))
         for name, tensor in tensors:

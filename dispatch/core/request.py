@@ -14,7 +14,7 @@ from dispatch.core.request_repr import text_of
 from dispatch.device.frameworks.framework import ForeignStorage, ordered_with
 from dispatch.device.stream import NULL_CONTEXT
 from dispatch.device.tensor import Tensor
-from dispatch.errors import BadRequest, StaleTensor, WorkerFailed
+from dispatch.errors import BadRequest, BadType, StaleTensor, WorkerFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -127,6 +127,7 @@ class Request(ABC, Generic[R_co]):
     advice: ClassVar[str] = ""  # layouts that libraries nearly always accept, for the hint in a refusal
     # cuda_executor.py stores the last binding here, so that another run of the same request needs no look-up.
     bound: Any = None
+    hint_if_missing: ClassVar[str] = ""  # for the error about missing arguments; {name} is that of the function
     # The framework (torch, CuPy, …) whose arrays the operands are, if any: the request runs on its current stream and
     # returns its arrays. `adopt` sets it.
     framework: Any = None
@@ -360,12 +361,12 @@ def tell_written(request: Request[Any]) -> None:
 
 
 def as_requests(requests: Iterable[Request[R_co]]) -> list[Request[R_co]]:
-    """An iterable of requests as a list; TypeError for anything else."""
+    """An iterable of requests as a list; BadType for anything else."""
     if isinstance(requests, Request) or not hasattr(requests, "__iter__"):
         kind = type(requests).__name__
-        is_one = isinstance(requests, Request)
-        text = f"one {kind}; expected a list: [request]" if is_one else f"{kind}; expected a list of requests"
-        raise TypeError(f"requests: got {text}")
+        if isinstance(requests, Request):
+            raise BadType("requests", f"one {kind}", "a list: [request]")
+        raise BadType("requests", kind, "a list of requests")
     return list(requests)
 
 

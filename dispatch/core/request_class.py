@@ -58,12 +58,12 @@ def check_outputs(request: Any, made: Any) -> None:
     if not isinstance(made, dict):
         raise BadRequestClass(f"{name}: outputs() returns {made!r:.80}: {remedy}")
     for key, output in made.items():
-        problem = _problem_of_output(request.device, output)
+        problem = _problem_of_output(request, output)
         if problem:
             raise BadRequestClass(f"{name}: outputs() returns {output!r:.80} for {key!r}, {problem}: {remedy}")
 
 
-def _problem_of_output(device: Any, output: Any) -> str:
+def _problem_of_output(request: Any, output: Any) -> str:
     if not (isinstance(output, tuple) and hasattr(output, "strides")):
         return "which is not a dispatch.Output"
     shape, strides, dtype = output
@@ -74,13 +74,14 @@ def _problem_of_output(device: Any, output: Any) -> str:
         return "whose dtype is not one of dispatch.keys"
     if len(shape) != len(strides):
         return f"which has {len(shape)} extents and {len(strides)} strides"
-    if UNSIZED in shape:
+    made = type(request)
+    if shape == (UNSIZED,) and made.bytes_of is not _first_of(made, "bytes_of"):  # which tells the size later
         return ""
     if any(extent < 0 for extent in shape):
         return "which has a negative extent"
     if any(stride < 0 for stride, extent in zip(strides, shape, strict=True) if extent > 1):
         return "which has a negative stride"
-    if device.layout(dtype, shape, strides, 256).meets_itself:
+    if request.device.layout(dtype, shape, strides, 256).meets_itself:
         return "some of whose elements share an address"
     return ""
 

@@ -22,7 +22,7 @@ from dispatch.core.request_class import check_request_class
 from dispatch.device.stream import current
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
-from dispatch.unknown_arguments import name_unknown, refuse_arguments, signature_of
+from dispatch.unknown_arguments import MISSING_ARGUMENT, name_unknown, refuse_arguments, refuse_missing, signature_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -149,20 +149,25 @@ def call_of(kind: Any, name: str, unpacked: ListCallCache | None = None) -> Any:
 
     The code is generated, as `dataclass` generates `__init__`. `unpacked` handles the calls of a class whose operands
     may be in lists or mappings; it is used if the look-up of operands that are fields finds nothing.
+
+    If the class has a `hint_if_missing`, the function itself looks for the last required argument by position, and for
+    those by keyword, which costs a call 10 ns each; the request refuses an earlier one that is missing. For other
+    classes Python's own error is raised.
     """
     all_fields = fields(kind)
     parameters, passed = [], []
     for field in sorted(all_fields, key=lambda field: bool(field.kw_only)):
         if field.kw_only and "*_more" not in parameters:
             parameters.append("*_more")
-        parameters.append(field.name if field.default is MISSING else f"{field.name}=_defaults[{field.name!r}]")
+        is_needed = field.default is MISSING and not kind.hint_if_missing
+        parameters.append(field.name if is_needed else f"{field.name}=_defaults[{field.name!r}]")
         passed.append(f"{field.name}={field.name}" if field.kw_only else field.name)
     construction = f"_kind({', '.join(passed)})"
     scope: dict[str, Any] = {
         "_kind": kind,
         "_run": run,
         "_refuse_arguments": refuse_arguments,
-        "_defaults": {field.name: field.default for field in all_fields},
+        "_defaults": {f.name: MISSING_ARGUMENT if f.default is MISSING else f.default for f in all_fields},
     }
     values = ", ".join(field.name for field in all_fields)
     if unpacked is not None:
@@ -183,6 +188,12 @@ def call_of(kind: Any, name: str, unpacked: ListCallCache | None = None) -> Any:
         lines = _lines_of_call(kind, reads[0], by_request)
     if "*_more" not in parameters:
         parameters.append("*_more")
+    if kind.hint_if_missing:
+        required = [field for field in all_fields if field.default is MISSING]
+        needed, last = [field.name for field in required], [field.name for field in required if not field.kw_only][-1]
+        scope |= {"_missing": MISSING_ARGUMENT, "_refuse_missing": refuse_missing}
+        test = " or ".join(f"{one.name} is _missing" for one in required if one.kw_only or one.name == last)
+        lines = [f"if {test}:", f"    _refuse_missing({name!r}, _kind, ({', '.join(needed)},))", *lines]
     lines = ["if _unknown or _more:", f"    _refuse_arguments({name!r}, _kind, _more, _unknown)", *lines]
     exec("\n    ".join([f"def {name}({', '.join(parameters)}, **_unknown):", *lines]), scope)
     return scope[name]

@@ -381,7 +381,7 @@ def refusals(row: Row, request: Request, wanted: Signature, asked: dict[Rule, st
         reasons.append(Refusal(kind, row.epilogues, wanted.epilogue))
     if wanted.scales and wanted.scales not in row.scales:
         reasons.append(Refusal(Kind.SCALES, row.scales, wanted.scales))
-    answers = (_ask(rule, request, asked, sure=not reasons) for rule in row.rules)
+    answers = [_ask(rule, request, asked, sure=not reasons) for rule in row.rules]  # a generator bars StopIteration
     return reasons + [rule_refusal(text) for text in answers if text]
 
 

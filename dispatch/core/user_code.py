@@ -1,29 +1,52 @@
-"""Errors raised in functions that users passed in: formulas, rules of rows, launches of kernels.
+"""Code of users: request classes, plans, the functions that make them, formulas, rules, launches of kernels.
 
-Such an error is not a defect of this library. So a worker fails only that request, with the unchanged error, and goes
+An error in it is not a defect of this library. So a worker fails only that request, with the unchanged error, and goes
 on.
 """
 
 from __future__ import annotations
 
-from dispatch.refusal import user_code_callers
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["is_of_user_code"]
+from dispatch.checks import shown
+from dispatch.core.request import Plan, Request
+from dispatch.errors import BadRow
+from dispatch.refusal import calls_user_code, user_code_callers
+
+if TYPE_CHECKING:
+    from dispatch.core.row import Row
+
+__all__ = ["is_of_user_code", "plan_of"]
+
+PACKAGES = ("dispatch", "cudabind")
 
 
-def is_of_user_code(error: BaseException) -> bool:
-    """Whether an error comes from a user's function: its traceback has a function of `user_code_callers` as the caller.
+def is_of_user_code(error: BaseException, request: object = None) -> bool:
+    """Whether an error comes from a user's code.
 
-    Never true for KeyboardInterrupt and SystemExit, wherever they were raised, because they must end the worker.
-    Other BaseExceptions, such as asyncio.CancelledError, count like any error.
+    It does if the class of `request` is a user's own, or if the error's traceback has a function of `user_code_callers`
+    as the caller of a function of another package.
     """
-    if isinstance(error, (KeyboardInterrupt, SystemExit)):
-        return False
+    if isinstance(request, Request) and not _is_ours(type(request).__module__):
+        return True  # a method may also return a value that raises only later, in this library
     frames = error.__traceback__
     while frames is not None and frames.tb_next is not None:
         called = frames.tb_next
-        module = str(called.tb_frame.f_globals.get("__name__", ""))
-        if frames.tb_frame.f_code in user_code_callers and module.partition(".")[0] not in ("dispatch", "cudabind"):
+        is_caller = frames.tb_frame.f_code in user_code_callers
+        if is_caller and not _is_ours(str(called.tb_frame.f_globals.get("__name__", ""))):
             return True
         frames = called
     return False
+
+
+def _is_ours(module: str) -> bool:
+    return module.partition(".")[0] in PACKAGES
+
+
+@calls_user_code
+def plan_of(row: Row, request: Request, executor: Any) -> Plan:
+    """The plan that a row makes for a request; BadRow if its `call` returns anything else."""
+    plan: object = row.call(request, executor, row)
+    if not isinstance(plan, Plan):
+        raise BadRow(f"{row.name}: its call returned {shown(plan)}; expected a dispatch.Plan")
+    return plan

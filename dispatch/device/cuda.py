@@ -102,6 +102,7 @@ class CudaDevice(Device):
     # -- streams and events ---------------------------------------------------------------------------------------
     def stream(self, *, high_priority: bool = False) -> Stream:
         """A new stream that does not wait for the legacy default stream."""
+        self.check()
         with self.context:  # 1 is CU_STREAM_NON_BLOCKING; the driver clamps the priority to its range
             handle = driver.cuStreamCreateWithPriority(1, -99 if high_priority else 0)
         stream: Stream = DeviceStream(self, int(handle), owned=True)

@@ -21,10 +21,11 @@ from dispatch.checks import check_dtype, check_fits, check_shape, check_type, co
 from dispatch.device import dlpack
 from dispatch.device.async_copy import Copy
 from dispatch.device.disposal import members
-from dispatch.device.host_memory import array_kind, host_memory
+from dispatch.device.host_memory import array_kind, host_memory, needing_memory
 from dispatch.device.layout import Array, Layout, c_strides
+from dispatch.device.packing import packed
 from dispatch.device.stream import ExecutorLike, Stream, current, relaxed
-from dispatch.device.tensor import Tensor, packed
+from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, DispatchError, StaleTensor
 from dispatch.keys import U8, Arch, Dtype
 
@@ -116,16 +117,16 @@ class Device:
 
     def copy_in_async(self, tensor: Tensor, array: Array) -> Copy:
         """Begin `copy_in`, of an array of any dtype."""
-        self.copy_in(tensor, convert_array("source", array, tensor.dtype))
+        with needing_memory:
+            self.copy_in(tensor, convert_array("source", array, tensor.dtype))
         return Copy(None, None, tensor)
 
     def copy_out_async(self, tensor: Tensor, out: Array | None) -> Copy:
         """Begin `copy_out`, into `out` if that is given."""
         array = self.copy_out(tensor)
-        if out is None:
-            return Copy(None, None, array)
-        out[...] = array
-        return Copy(None, None, out)
+        if out is not None:
+            out[...] = array
+        return Copy(None, None, array if out is None else out)
 
     def view(self, tensor: Tensor) -> Array:
         """A NumPy array that shares the memory of a tensor on the host."""
@@ -205,9 +206,7 @@ class Device:
         if self.fault is not None:
             raise self.fault
         if not self.alive:
-            raise StaleTensor(
-                f"generation {self.generation} of {self.name} was closed; dispatch.device() returns a new one"
-            )
+            raise StaleTensor(f"generation {self.generation} of {self.name} was closed; device() returns a new one")
 
     def check_written(self, tensor: Tensor, array: Array | None = None) -> None:
         """Raise unless a tensor of this device may be overwritten, and an array, if given, has its shape and dtype."""
@@ -358,7 +357,8 @@ class Device:
         kind = check_dtype("dtype", array.dtype if dtype is None else dtype)
         check_fits("source", source, array, kind)
         tensor = self.empty(array.shape, kind)
-        self.copy_in(tensor, convert_array("source", array, kind))
+        with needing_memory:
+            self.copy_in(tensor, convert_array("source", array, kind))
         return tensor
 
     def __str__(self) -> str:

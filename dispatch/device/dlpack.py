@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dispatch import keys
+from dispatch.checks import shown
+from dispatch.device.stream_handles import check_handle
 from dispatch.errors import BadRequest, DispatchError
 
 if TYPE_CHECKING:
@@ -211,6 +213,11 @@ def export(
     """
     tensor.device.check(tensor)
     tensor.device.look(tensor)
+    given: dict[str, Any] = {"max_version": max_version, "dl_device": dl_device}
+    for name, pair in given.items():
+        is_pair = isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(one, int) for one in pair)
+        if pair is not None and not is_pair:
+            raise BadRequest(name, shown(pair), "a tuple of two integers, or None")
     if tensor.dtype not in CODES:
         raise BufferError(f"DLPack has no code for a packed {tensor.dtype} tensor; numpy() copies it to the host")
     if copy or (dl_device is not None and tuple(dl_device) != device_of(tensor)):
@@ -241,7 +248,7 @@ def export(
 
 def _lend(tensor: Tensor, handle: int) -> None:
     """Make a consumer's stream wait for all users of the memory, which will be freed only after that stream's work."""
-    stream: Any = tensor.device.external(handle)
+    stream: Any = tensor.device.external(check_handle("stream", handle))
     with tensor.storage.ordering:
         for user in tensor.storage.users():
             stream.wait_for_uses(user)

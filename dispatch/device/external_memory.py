@@ -16,6 +16,7 @@ from dispatch.device.gpus import device_of_pointer
 from dispatch.device.layout import c_strides
 from dispatch.device.registry import device
 from dispatch.device.storage import Storage
+from dispatch.device.stream_handles import check_handle
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
 from dispatch.keys import Dtype
@@ -95,7 +96,7 @@ def from_cuda_array_interface(source: Any) -> Tensor:
     target = device(f"cuda:{device_of_pointer(ptr)}" if ptr else "cuda:0")
     stream = interface.get("stream")
     if stream:
-        producer_stream: Any = target.external(stream)
+        producer_stream: Any = target.external(check_handle("stream", stream))
         with producer_stream.claimed():
             target.executor().stream.wait_for_uses(producer_stream)
     return _wrapped(target, source, ptr, dtype, shape, steps, bool(readonly))

@@ -9,15 +9,16 @@ import numpy as np
 
 from dispatch.device import dlpack
 from dispatch.device.device import Device
-from dispatch.device.host_memory import host_memory
+from dispatch.device.host_memory import host_memory, host_shortage, needing_memory
+from dispatch.device.packing import check_dense, unpacked
 from dispatch.device.storage import Storage
 from dispatch.device.stream import DeviceStream, Stream
-from dispatch.device.tensor import Tensor, check_dense, unpacked
 from dispatch.errors import BadRequest
 from dispatch.keys import HOST
 
 if TYPE_CHECKING:
     from dispatch.device.layout import Array
+    from dispatch.device.tensor import Tensor
 
 __all__ = ["HostDevice"]
 
@@ -33,6 +34,7 @@ class HostDevice(Device):
 
     def stream(self, *, high_priority: bool = False) -> Stream:
         del high_priority  # there is only one stream
+        self.check()
         return self._stream
 
     def external(self, handle: int) -> Stream:
@@ -70,10 +72,14 @@ class HostDevice(Device):
 
     def copy_out(self, tensor: Tensor) -> Array:
         if tensor.dtype.bits >= 8:
-            copy: Array = self.view(tensor).copy()
+            try:
+                copy: Array = self.view(tensor).copy()
+            except MemoryError as error:
+                raise host_shortage(error) from error
             return copy
         check_dense(tensor)
-        return unpacked(tensor, np.frombuffer(ctypes.string_at(tensor.ptr, tensor.nbytes), np.uint8))
+        with needing_memory:
+            return unpacked(tensor, np.frombuffer(ctypes.string_at(tensor.ptr, tensor.nbytes), np.uint8))
 
     def clear(self, ptr: int, nbytes: int, tensor: Tensor) -> None:
         ctypes.memset(ptr, 0, nbytes)

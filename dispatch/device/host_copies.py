@@ -16,9 +16,10 @@ from cudabind import driver
 from dispatch.checks import convert_array
 from dispatch.device.async_copy import Copy
 from dispatch.device.failed_collectives import check_not_failed
+from dispatch.device.host_memory import host_memory, needing_memory
+from dispatch.device.packing import check_dense, unpacked
 from dispatch.device.pinned import PinnedPool
 from dispatch.device.strided_copy import pieces, whole
-from dispatch.device.tensor import check_dense, unpacked
 
 if TYPE_CHECKING:
     from dispatch.device.device import Device
@@ -48,7 +49,8 @@ class HostCopies:
         array = self._device.packed(tensor, array)
         tensor.storage.use(stream, write=True)
         for ptr, part, pitch in pieces(tensor, array):
-            dense = np.ascontiguousarray(part)
+            with needing_memory:
+                dense = np.ascontiguousarray(part)
             self._copy(stream, ptr, pitch, dense, into=True)
             if self._is_locked(dense.ctypes.data):
                 stream.synchronize()  # pageable memory was already copied; page-locked memory is read later
@@ -67,11 +69,13 @@ class HostCopies:
         broadcast = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.layout.strides)
         if any(stride == 0 < extent - 1 for stride, extent in zip(tensor.layout.strides, tensor.shape, strict=True)):
             one = self._device.copy_out(tensor[broadcast])
-            return np.array(np.broadcast_to(one, tensor.shape))
+            array = host_memory(tensor.shape, tensor.dtype.numpy)
+            array[...] = one
+            return array
         stream = self._device.executor().stream
         self._device.refuse_capture("to copy to the host", stream)
         tensor.storage.use(stream, write=False)
-        array = np.empty(tensor.shape, tensor.dtype.numpy)
+        array = host_memory(tensor.shape, tensor.dtype.numpy)
         target = array
         if tensor.dtype.bits == 4:
             check_dense(tensor)
@@ -79,7 +83,7 @@ class HostCopies:
         # While the driver copies to pageable memory it blocks other threads of the context, so wait before the copy.
         stream.synchronize()
         for ptr, part, pitch in pieces(tensor, target):
-            dense = part if part.flags.c_contiguous else np.empty(part.shape, part.dtype)
+            dense = part if part.flags.c_contiguous else host_memory(part.shape, part.dtype)
             self._copy(stream, ptr, pitch, dense, into=False)
             stream.synchronize()
             if dense is not part:
@@ -94,7 +98,8 @@ class HostCopies:
         source = array
         if array.dtype != kind or not array.flags.c_contiguous or not pool.holds(array.ctypes.data):
             source = pool.array(array.shape, kind)
-            source[...] = convert_array("source", array, tensor.dtype)
+            with needing_memory:
+                source[...] = convert_array("source", array, tensor.dtype)
         piece = whole(tensor, source)
         if piece is None:
             self._device.copy_in(tensor, source)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from dispatch.checks import check_dtype, check_shape
-from dispatch.errors import OutOfMemory
+from dispatch.errors import DispatchError, OutOfMemory
 
-__all__ = ["array_kind", "host_memory", "host_shortage"]
+__all__ = ["array_kind", "host_memory", "host_shortage", "needing_memory"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -25,10 +26,30 @@ def host_memory(shape: int | tuple[int, ...], dtype: Any) -> Array:
     try:
         return np.empty(shape, dtype)
     except (MemoryError, ValueError, OverflowError) as error:  # the latter two for sizes beyond the address space
-        raise host_shortage(error) from error
+        elements = math.prod(shape) if isinstance(shape, tuple) else shape
+        raise host_shortage(error, elements * np.dtype(dtype).itemsize) from error
 
 
-def host_shortage(error: BaseException) -> OutOfMemory:
-    """The error for memory that NumPy could not allocate; what it could not allocate is added if NumPy says so."""
-    words = str(error)
+class NeedingMemory:
+    """Blocks whose arrays need memory of the host: NumPy's MemoryError in them becomes OutOfMemory."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, MemoryError) and not isinstance(error, DispatchError):
+            raise host_shortage(error) from error
+
+
+needing_memory = NeedingMemory()  # one for all blocks: making it would take as long as the block itself
+
+
+def host_shortage(error: BaseException, nbytes: int | None = None) -> OutOfMemory:
+    """The error for memory that NumPy could not allocate: how many bytes, or what the error says if that is unknown."""
+    shape, dtype = getattr(error, "shape", None), getattr(error, "dtype", None)
+    if nbytes is None and isinstance(shape, tuple) and isinstance(dtype, np.dtype):  # NumPy's own kind of MemoryError
+        nbytes = math.prod(shape) * dtype.itemsize
+    words = str(error) if nbytes is None else f"{nbytes:,} bytes ({nbytes / 2**30:,.1f} GiB) could not be allocated"
     return OutOfMemory(f"the host is out of memory: {words}" if words else "the host is out of memory")

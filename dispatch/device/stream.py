@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol
 
 from cudabind import driver
 from cudabind.errors import LibraryNotFound
-from dispatch.checks import shown
+from dispatch.checks import check_type
 from dispatch.device.disposal import dispose
+from dispatch.device.stream_handles import DEFAULTS, check_handle
 from dispatch.errors import BadRequest, Closed
 
 if TYPE_CHECKING:
@@ -61,10 +62,7 @@ class Current(threading.local):
 
 
 current = Current()
-
-
 RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
-DEFAULTS = (0, 1, 2)  # special handles: a default stream of the current context
 
 
 class Order:
@@ -158,10 +156,10 @@ class Stream(metaclass=StreamClass):
 
         It must be alive now, inside `with` blocks of the result, and when a call that was prepared on it runs.
         """
-        value: Any = handle  # a user may pass anything
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 64:
-            raise BadRequest("handle", shown(value), "a cudaStream_t as an integer")
-        return device.external(handle)
+        from dispatch.device.device import Device  # which imports this module
+
+        check_type("device", device, Device)
+        return device.external(check_handle("handle", handle))
 
     @property
     def identity(self) -> int:
@@ -176,6 +174,7 @@ class Stream(metaclass=StreamClass):
     @property
     def handle(self) -> int:
         """The `cudaStream_t` as an integer, for other libraries; reading it marks the stream as `external`."""
+        self.check()
         self._become_external()
         return self.c_handle.value or 0
 
@@ -215,6 +214,7 @@ class Stream(metaclass=StreamClass):
 
         If `other` is under capture, this stream joins the same capture until that ends.
         """
+        check_type("other", other, Stream)
         if other is self or other.closed or self.device.is_host:
             return
         if other.external and other.is_capturing():
@@ -296,8 +296,8 @@ class Stream(metaclass=StreamClass):
             raise Closed(f"{self!r} was closed; {self.device}.stream() creates another")
 
     def close(self) -> None:
-        """Wait for the stream and destroy it (not if it is another library's); a second call does nothing."""
-        if self.closed or self.device.is_host:  # the host has only one
+        """Wait for the stream and destroy it (not if it is another library's, or the only one of the host)."""
+        if self.closed or self.device.is_host:
             return
         self.synchronize()
         self.closed = True

@@ -6,12 +6,15 @@ the current stream.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from operator import index as index_of
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 
 from dispatch.checks import check_dtype, check_fits, check_int, check_shape, convert_array, shown
 from dispatch.device import dlpack
+from dispatch.device.host_memory import needing_memory
 from dispatch.device.indexing import by_numpy, indexed
 from dispatch.device.operators import apply_function, point_elsewhere, refuse_operators, refuse_product, refuse_ufunc
 from dispatch.errors import BadRequest, BadType
@@ -25,8 +28,7 @@ if TYPE_CHECKING:
     from dispatch.device.storage import Storage
     from dispatch.keys import Dtype
 
-__all__ = ["Tensor", "check_dense", "packed", "unpacked"]
-
+__all__ = ["Tensor"]
 
 MAX_OFFSET = 2**62  # elements
 KEEPS_NO_COPY = tuple(map(int, np.__version__.split(".")[:2])) >= (2, 1)  # whether np.reshape can refuse to copy
@@ -142,6 +144,9 @@ class Tensor:
         frame = self.layout.frame()
         extents: Any = shape[0] if len(shape) == 1 else shape
         try:
+            for extent in (extents,) if hasattr(extents, "__index__") and not np.ndim(extents) else tuple(extents):
+                if index_of(extent) < -1:  # which NumPy takes for -1
+                    raise ValueError("only -1 may stand for the remaining extent")
             if KEEPS_NO_COPY:
                 view = np.reshape(frame, extents, copy=False)
             else:  # NumPy 2.0 would copy, from no memory here; setting `shape` never copies
@@ -155,6 +160,8 @@ class Tensor:
     def strided(self, shape: int | tuple[int, ...], element_strides: tuple[int, ...], offset: int = 0) -> Tensor:
         """A view of any shape and strides, in elements, that starts at element `offset`, within the memory."""
         extents = check_shape("shape", shape, self.dtype.bits)
+        if not isinstance(element_strides, Iterable):
+            raise BadRequest("element_strides", shown(element_strides), "a tuple with one integer for each axis")
         steps = tuple(check_int("element_strides", step, -MAX_OFFSET, MAX_OFFSET) for step in element_strides)
         start = check_int("offset", offset, -MAX_OFFSET, MAX_OFFSET) * self.dtype.bits
         if len(steps) != len(extents) or start % 8:
@@ -204,7 +211,8 @@ class Tensor:
 
     def copy_from(self, source: Any) -> Tensor:
         """Overwrite with any source of `Device.array` of the same shape, converted on the host; returns self."""
-        self.device.copy_in(self, convert_array("source", self._source(source), self.dtype))
+        with needing_memory:
+            self.device.copy_in(self, convert_array("source", self._source(source), self.dtype))
         return self
 
     def _source(self, source: Any) -> Array:
@@ -279,7 +287,13 @@ class Tensor:
         raise BadRequest("truth", str(self.layout), "a tensor of one element, because only that is true or false", hint)
 
     def __format__(self, spec: str) -> str:
-        return format(self.item(), spec) if spec and self.size == 1 else format(str(self), spec)
+        if spec and self.size == 1:
+            return format(self.item(), spec)
+        try:
+            return format(str(self), spec)
+        except ValueError:
+            hint = "numpy() and tolist() return the elements"
+            raise BadType("format", f"{spec!r} for a Tensor of {self.size} elements", "one element", hint) from None
 
     def copy(self) -> Tensor:
         """A tensor of the same elements in new memory on the same device.
@@ -338,7 +352,8 @@ class Tensor:
             what = "a NumPy array" if has_dtype else f"one of {np.dtype(dtype)} in NumPy"
             raise ValueError(f"a {self.dtype} tensor on {self.device} cannot become {what} without a copy")
         array = self.numpy() if copy or not shared else self.device.view(self)
-        return array if dtype is None else array.astype(dtype, copy=False)
+        with needing_memory:
+            return array if dtype is None else array.astype(dtype, copy=False)
 
     def __dlpack__(
         self,
@@ -375,25 +390,3 @@ class Tensor:
         from dispatch.device import tensor_repr  # at first use
 
         return tensor_repr.html_of(self)
-
-
-def packed(tensor: Tensor, array: Array) -> Array:
-    """4-bit elements packed two to a byte, the first in the low half; other dtypes unchanged."""
-    if tensor.dtype.bits != 4:
-        return array
-    check_dense(tensor)
-    nibbles = np.ascontiguousarray(array).view(np.uint8).ravel() & 0xF
-    nibbles = np.append(nibbles, np.uint8(0)) if nibbles.size % 2 else nibbles
-    return np.asarray(nibbles[0::2] | nibbles[1::2] << 4)
-
-
-def unpacked(tensor: Tensor, pairs: Array) -> Array:
-    """The elements of a 4-bit tensor from its bytes."""
-    nibbles = np.stack([pairs & 0xF, pairs >> 4], axis=-1).ravel()[: tensor.size]
-    return np.asarray(nibbles.view(tensor.dtype.numpy).reshape(tensor.shape))
-
-
-def check_dense(tensor: Tensor) -> None:
-    """BadRequest unless a tensor of packed elements can be copied whole."""
-    if not tensor.layout.is_contiguous:
-        raise BadRequest("tensor", str(tensor.layout), "a dense tensor, because 4-bit elements are copied as bytes")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from dispatch.device.host_memory import host_shortage
 from dispatch.execute.executor import Executor
+from dispatch.refusal import calls_user_code
 
 if TYPE_CHECKING:
     from dispatch.core.request import Operands, R_co, Request
@@ -21,6 +22,7 @@ class HostExecutor(Executor):
         self.run_into(request, outputs)
         return request.give(outputs)
 
+    @calls_user_code
     def run_into(self, request: Request, outputs: Operands) -> None:
         try:
             self.plan(request).run(request, outputs)

@@ -13,8 +13,9 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, Protocol
 
+from dispatch.checks import shown
 from dispatch.core.request import R_co
-from dispatch.errors import DeadlineExceeded, DependencyFailed, Undelivered, error_text
+from dispatch.errors import BadType, DeadlineExceeded, DependencyFailed, Undelivered, error_text
 from dispatch.supervise.limits import check_seconds
 from dispatch.supervise.waiters import CANCELLED, DELIVERED, DONE, FAILED, LoopWaker, WaitList, ensure_wait_list
 
@@ -82,8 +83,9 @@ class Future(Generic[R_co]):
     def result(self, timeout: float | None = None) -> R_co:
         """Wait and return the request's outputs, or raise its error.
 
-        TimeoutError after `timeout` seconds, concurrent.futures.CancelledError if it was cancelled. A callback must not
-        wait here for another request of its supervisor, because the worker of that request may be running the callback.
+        TimeoutError after `timeout` seconds, which must be finite (None: no limit); concurrent.futures.CancelledError
+        if it was cancelled. A callback must not wait here for another request of its supervisor, because the worker of
+        that request may be running the callback.
         """
         if not self._status:
             self._wait(timeout)
@@ -134,7 +136,7 @@ class Future(Generic[R_co]):
         An error that a callback raises on a worker is raised when the supervisor is closed.
         """
         if not callable(callback):
-            raise TypeError(f"a callback is called with the future; {type(callback).__name__} is not callable")
+            raise BadType("callback", f"{shown(callback)}, which is not callable", "a function of the future")
         wait_list = ensure_wait_list(self)
         wait_list.callbacks.append(callback)
         if self._status:

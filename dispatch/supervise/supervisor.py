@@ -11,7 +11,7 @@ from functools import partial
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any, Literal, final
 
-from dispatch.checks import names_arguments, shown
+from dispatch.checks import check_bool, names_arguments, shown
 from dispatch.core.request import as_requests, tell_written
 from dispatch.device.device import Device
 from dispatch.device.registry import device as find_device
@@ -23,7 +23,13 @@ from dispatch.supervise.placement import FEW, place, place_near, shares
 from dispatch.supervise.pool import WorkerPool
 from dispatch.supervise.queue import BROKEN, CANCELLING, WorkerQueue, clone_error
 from dispatch.supervise.stats import Stats, describe_supervisor, read_stats
-from dispatch.supervise.supervisor_exit import close_in_thread, close_observers, raise_undelivered
+from dispatch.supervise.supervisor_exit import (
+    abandon_pool,
+    close_in_thread,
+    close_observers,
+    raise_undelivered,
+    refuse_closed,
+)
 from dispatch.supervise.waiters import LatencyCallback
 
 if TYPE_CHECKING:
@@ -58,7 +64,8 @@ class Supervisor:
         placement: how a worker is chosen among those that a request may go to. "fair": the one with the least to do.
             "affine": a request that has run before goes to the worker that has its plan, unless many requests wait
             there, or some while another worker is idle; all others go to the one with the least to do.
-        setup: with "process", modules that the child imports first, for rows and requests of your own.
+        setup: with "process", modules that the child imports first: those that register rows of your own. The module of
+            a request's class is imported with the first request of it, also without `setup`.
         spare: with "process", the number of spare children, each with a CUDA context of its own and some 500 MB of the
             GPU's memory. With one, work continues at once after a fault, without the 0.2 to 0.3 s for starting a child.
             A fault with several requests in flight takes two children: one finds the request that faults.
@@ -72,7 +79,7 @@ class Supervisor:
         cooldown: seconds after which an open circuit half-opens, on the same memory: requests are taken again, and
             one break within `max_seconds` opens it anew. None: it stays open.
         journal: a file to which requests and their outcomes are appended, without their data; see journal.py. No
-            other open supervisor may have it.
+            other open supervisor may have it. A file that cannot be opened raises the system's OSError.
 
     Requests of one priority at one worker run in the order of submission. Smaller priorities go first, except every
     eighth time, so that none waits for ever; work enqueued on a stream is not overtaken. Between workers there is no
@@ -135,7 +142,7 @@ class Supervisor:
         try:
             pool.start(partial(self._open_observers, journal, isolation, setup))
             self._finalizer = weakref.finalize(self, close_observers, self._status_server, self._journal, wait=False)
-            self._pool_finalizer = weakref.finalize(self, _abandon_pool, pool)
+            self._pool_finalizer = weakref.finalize(self, abandon_pool, pool)
             self._pool_finalizer.atexit = False  # `_at_exit` does that
         except BaseException:
             pool.undo_start()
@@ -162,13 +169,14 @@ class Supervisor:
         priority: int = 0,
         after: Sequence[Future] = (),
     ) -> Future[R_co]:
-        """Queue a request and return its future; errors of the request itself are raised by the future.
+        """Queue a request and return its future, which raises the errors of the request, also if it is none.
 
         Args:
             request: the request to run.
-            timeout: seconds within which it must find room in a queue and start; otherwise its future fails with
-                DeadlineExceeded: with "thread" once a worker comes to it, after the requests before it. With
-                "process", it fails in time, and a request that still runs `hang_seconds` later is ended.
+            timeout: seconds, a finite number, within which it must find room in a queue and start; None for no limit.
+                Otherwise its future fails with DeadlineExceeded: with "thread" once a worker comes to it, after the
+                requests before it. With "process", it fails in time, and a request that still runs `hang_seconds` later
+                is ended.
             worker: the number of the worker to run it, or several numbers: the one with the least to do among these
                 runs it; by default all.
             priority: -1, 0 or 1; the smaller goes first. With "process" it does not pass what was sent to the child.
@@ -187,7 +195,7 @@ class Supervisor:
             deadline = monotonic() + timeout
         try:
             is_plain = deadline is None and not after
-            is_first_come = not (priority or after)
+            is_first_come = priority == 0 and not after
         except Exception as error:
             raise BadRequest("priority and after", shown((priority, after)), "a number, and futures") from error
         future = Future(request) if is_plain else arguments.conditional_future(request, deadline, after)
@@ -253,7 +261,7 @@ class Supervisor:
         ):
             raise QueueFull(f"{pool.full_message(queues, 'raise', None)}, or cannot hold {len(futures)} more requests")
         try:
-            self._enqueue(futures, requests, queues, priority, ranked=bool(priority or dependencies))
+            self._enqueue(futures, requests, queues, priority, ranked=bool(priority != 0 or dependencies))
         except BaseException:  # as in `submit`
             for future in futures:
                 future.withdraw(None)
@@ -340,6 +348,7 @@ class Supervisor:
         With `wait=False`, requests that have not started are cancelled instead, and nothing is waited for or raised. On
         one of its own workers (in a callback) it cannot wait, and only starts to close. A second call does nothing.
         """
+        check_bool("wait", wait)
         undelivered = self._close(wait)
         if undelivered is not None:
             raise undelivered from undelivered.exceptions[0]
@@ -363,6 +372,7 @@ class Supervisor:
         self._finalizer.detach()
 
     def __enter__(self) -> Supervisor:
+        refuse_closed(self._pool)
         return self
 
     def __exit__(
@@ -371,6 +381,7 @@ class Supervisor:
         raise_undelivered(self._close(wait=True), error)
 
     async def __aenter__(self) -> Supervisor:
+        refuse_closed(self._pool)
         return self
 
     async def __aexit__(
@@ -386,12 +397,3 @@ class Supervisor:
         from html import escape
 
         return f"<div><code>{escape(repr(self))}</code></div>"
-
-
-def _abandon_pool(pool: WorkerPool) -> None:
-    """End the pool of a supervisor that was not closed. Ctrl-C in here is swallowed, and must not leave a thread."""
-    try:
-        pool.abandon()
-    except BaseException:
-        pool.abandon()
-        raise

@@ -8,14 +8,17 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
+from dispatch.errors import Closed
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dispatch.errors import Undelivered
     from dispatch.supervise.journal import Journal
+    from dispatch.supervise.pool import WorkerPool
     from dispatch.supervise.status_server import StatusServer
 
-__all__ = ["close_in_thread", "close_observers", "raise_undelivered"]
+__all__ = ["abandon_pool", "close_in_thread", "close_observers", "raise_undelivered", "refuse_closed"]
 
 
 def raise_undelivered(undelivered: Undelivered | None, error: BaseException | None) -> None:
@@ -32,6 +35,21 @@ def raise_undelivered(undelivered: Undelivered | None, error: BaseException | No
         end = end.__context__
     if end is not undelivered:
         end.__context__ = undelivered
+
+
+def refuse_closed(pool: WorkerPool) -> None:
+    """Closed if a supervisor's block is entered after it was closed."""
+    if isinstance(pool.refusal, Closed):
+        pool.check()
+
+
+def abandon_pool(pool: WorkerPool) -> None:
+    """End the pool of a supervisor that was not closed. Ctrl-C in here is swallowed, and must not leave a thread."""
+    try:
+        pool.abandon()
+    except BaseException:
+        pool.abandon()
+        raise
 
 
 def close_observers(server: StatusServer | None, journal: Journal | None, *, wait: bool) -> None:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Worker", "describe_request"]
 
+ENDS = (SystemExit, KeyboardInterrupt)  # what a user's code raises of these must not end the thread that reads it
+
 
 class Worker:
     """The base class of workers on a GPU and on the host.
@@ -146,7 +148,8 @@ class Worker:
             fault = clone_error(self.device.fault)
             self._fail(future, fault)
             raise clone_error(fault)
-        if isinstance(error, (DispatchError, CudaError)) or is_of_user_code(error):
+        is_own = not isinstance(error, (DispatchError, CudaError)) and is_of_user_code(error, request)
+        if isinstance(error, (DispatchError, CudaError)) or (is_own and not isinstance(error, ENDS)):
             self._fail(future, error)
             return
         if not isinstance(request, Request):
@@ -158,7 +161,8 @@ class Worker:
         )
         failure.__cause__ = error
         self._fail(future, failure)
-        raise error
+        if not is_own:
+            raise error
 
     def _retry(self, future: Future, request: Request) -> BaseException | None:
         """Free memory and run a request once more; returns its error if it failed again."""

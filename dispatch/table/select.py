@@ -23,11 +23,11 @@ from dispatch.table.nearest import change_that_works
 from dispatch.table.table import TABLE
 
 if TYPE_CHECKING:
-    from dispatch.core.request import Plan, Request
+    from dispatch.core.request import Plan, Request, Signature
     from dispatch.core.row import Rule
     from dispatch.keys import Arch
 
-__all__ = ["Explanation", "called", "candidates", "explain", "no_row", "reasons", "select"]
+__all__ = ["Explanation", "called", "candidates", "explain", "first_taker", "no_row", "reasons", "select", "takes"]
 
 LONGEST_REQUEST = 116  # characters of a request in the first line of an error
 MAX_LINES = 12  # lines of an explanation in a notebook
@@ -42,9 +42,23 @@ def candidates(request: Request, arch: Arch, versions: Versions = ANY_VERSION) -
     """
     wanted = request.signature()
     for row in TABLE.with_dtypes(request.op, wanted.dtypes):
-        # The library first: the version of a library that does not qualify must not be read, as it may be missing.
-        if row.of(wanted.library) and not _machine(row, arch, versions) and accepts(row, request, wanted):
+        if takes(row, request, wanted, arch, versions):
             yield row
+
+
+def takes(row: Row, request: Request, wanted: Signature, arch: Arch, versions: Versions = ANY_VERSION) -> bool:
+    """Whether a row takes a request, whose signature is `wanted`, on an architecture with these libraries."""
+    # The library first: the version of a library that does not qualify must not be read, as it may be missing.
+    return row.of(wanted.library) and not _machine(row, arch, versions) and accepts(row, request, wanted)
+
+
+def first_taker(request: Request, arch: Arch, versions: Versions = ANY_VERSION) -> Row | None:
+    """The first of `candidates`, or None; a rule's StopIteration passes through, as no generator can let it."""
+    wanted = request.signature()
+    for row in TABLE.with_dtypes(request.op, wanted.dtypes):
+        if takes(row, request, wanted, arch, versions):
+            return row
+    return None
 
 
 def reasons(request: Request, arch: Arch, versions: Versions = ANY_VERSION) -> list[tuple[Row, list[Refusal]]]:
@@ -73,9 +87,10 @@ def _machine(row: Row, arch: Arch, versions: Versions) -> list[Refusal]:
 
 def select(request: Request, arch: Arch, versions: Versions = ANY_VERSION) -> Row:
     """The first row that takes a request on an architecture; NoRow lists every row, and the nearest that works."""
-    for row in candidates(request, arch, versions):
-        return row
-    raise no_row(request, arch, versions)
+    row = first_taker(request, arch, versions)
+    if row is None:
+        raise no_row(request, arch, versions)
+    return row
 
 
 def no_row(
@@ -110,7 +125,7 @@ def no_row(
     elif suggest and not refused:
         of_arch = sorted(((row, why) for row, why in tried if row.on(arch)), key=lambda entry: distance(entry[1]))
         if of_arch and any(reason.kind is not Kind.RULE for reason in of_arch[0][1]):  # rules say what helps
-            change = change_that_works(request, of_arch, lambda other: any(candidates(other, arch, versions)))
+            change = change_that_works(request, of_arch, lambda other: first_taker(other, arch, versions) is not None)
     named = [(row.name, why) for row, why in tried]
     return NoRow(request.describe(), named, best, change, _asked(request, arch))
 
@@ -206,7 +221,7 @@ def explain(request: Request, arch: Arch | None = None, versions: Versions = ANY
         raise BadRequest("arch", shown(arch), "an Arch, such as dispatch.Arch.of('sm_90')")
     check_type("versions", versions, Mapping)
     where = request.device.arch if arch is None else arch
-    chosen = next(candidates(request, where, versions), None)
+    chosen = first_taker(request, where, versions)
     if chosen is None:
         refusal = no_row(request, where, versions)
         return Explanation(request.describe(), None, tuple(refusal.nearest_first), refusal=refusal)

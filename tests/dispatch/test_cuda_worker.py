@@ -29,6 +29,8 @@ FAULT = 700
 class Work:
     """Runs a function when it is enqueued; its result is that function's."""
 
+    __module__ = "dispatch.work"  # what it raises is a defect, and no error of a user's class
+
     def __init__(self, action=lambda: None):
         self.action = action
 

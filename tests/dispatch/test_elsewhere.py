@@ -34,6 +34,29 @@ def test_a_name_of_another_library_is_an_error_that_says_what_it_is_here(name):
     assert caught.value.name == name
 
 
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("tensordot", "tensors"),
+        ("kron", "tensors"),
+        ("csr", "sparse"),
+        ("spsolve_triangular", "sparse"),
+        ("rfft", "fft"),
+    ],
+)
+def test_a_function_of_a_module_is_found_there(name, module):
+    with pytest.raises(
+        AttributeError, match=rf"^module 'dispatch' has no attribute '{name}'; dispatch\.{module}\.{name}$"
+    ):
+        getattr(dp, name)
+    other = "structured" if module != "structured" else "sparse"
+    with pytest.raises(
+        AttributeError, match=rf"'dispatch\.{other}' has no attribute '{name}'; dispatch\.{module}\.{name}"
+    ):
+        getattr(getattr(dp, other), name)
+    assert callable(attrgetter(f"{module}.{name}")(dp))
+
+
 @pytest.mark.parametrize("name", sorted(TENSOR))
 def test_a_method_of_another_library_is_an_error_that_says_what_it_is_here(x, name):
     with pytest.raises(AttributeError, match=rf"^'Tensor' object has no attribute '{name}'; \S") as caught:

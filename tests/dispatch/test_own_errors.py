@@ -32,6 +32,7 @@ class Stop(BaseException):
 
 ERRORS = {1.0: ValueError, 2.0: TypeError, 3.0: KeyError, 4.0: SystemExit, 6.0: Hostile}
 ERRORS |= {5.0: KeyboardInterrupt, 7.0: asyncio.CancelledError, 8.0: Stop, 9.0: GeneratorExit, 10.0: MemoryError}
+ERRORS[11.0] = StopIteration
 
 @dataclass(frozen=True, eq=False)
 class MineRequest(dp.OperandRequest["dp.Tensor"]):
@@ -78,7 +79,7 @@ def sup(request, mine):
         yield made
 
 
-@pytest.mark.parametrize("limit", [1.0, 2.0, 3.0, -1.0, 7.0, -7.0, 8.0, 9.0])
+@pytest.mark.parametrize("limit", [1.0, 2.0, 3.0, -1.0, 7.0, -7.0, 8.0, 9.0, 11.0, -11.0])
 def test_what_own_code_raises_is_its_requests_error_and_costs_no_worker(mine, sup, limit):
     x = sup.device.array(np.ones(3, np.float32))
     bad = [sup.submit(mine.MineRequest(x, limit)) for _ in range(5)]
@@ -132,13 +133,14 @@ def test_what_has_no_notes_is_told_all_the_same(mine, sup):
     assert "a mistake of mine" in str(error)
 
 
-@pytest.mark.parametrize("limit", [4.0, 5.0])
-def test_an_exit_or_interrupt_within_a_formula_breaks_the_worker(mine, limit):
-    with dp.Supervisor("host", streams=1) as sup:
+@pytest.mark.parametrize("limit", [4.0, 5.0, -4.0, -5.0])
+def test_an_exit_or_interrupt_of_own_code_is_replaced_and_breaks_no_worker(mine, sup, limit):
+    for _ in range(5):
         error = sup.submit(mine.MineRequest(sup.device.zeros(3), limit)).exception(PATIENCE)
         assert isinstance(error, WorkerFailed)
-        sup.submit(mine.MineRequest(sup.device.zeros(3))).result(PATIENCE)
-        assert sup.stats().restarts == 1
+        assert isinstance(error.__cause__, mine.ERRORS[abs(limit)])
+    sup.submit(mine.MineRequest(sup.device.zeros(3))).result(PATIENCE)
+    assert sup.stats().restarts == 0
 
 
 def test_a_call_raises_what_its_formula_raises(mine):

@@ -122,6 +122,8 @@ def test_outputs_that_are_none_of_the_writes_are_told():
         (dp.Output((4,), (0,), F32), "elements share an address"),
         (dp.Output((2, 3), (2, 1), F32), "elements share an address"),
         (dp.Output((-3,), (1,), F32), "negative extent"),
+        (dp.Output((-1,), (1,), F32), "negative extent"),
+        (dp.Output((2, -1), (1, 1), F32), "negative extent"),
         (dp.Output((3,), (1, 1), F32), "1 extents and 2 strides"),
         (dp.Output([3], (1,), F32), "shape is not a tuple of int"),
         (dp.Output((3,), (1.0,), F32), "strides is not a tuple of int"),

@@ -30,11 +30,11 @@ class Executor:
         self.captures += 1
 
 
-class Plan:
-    capture_safe = True
+class Plan(dp.Plan):
+    is_safe = True
 
     def __init__(self, row):
-        self.row = row
+        super().__init__(row, capture_safe=self.is_safe)
 
 
 def fine(_request, _executor, row):
@@ -245,7 +245,7 @@ def test_calls_that_cannot_be_recorded_take_turns(seconds, winner, monkeypatch):
 
 def test_rows_whose_plans_cannot_be_recorded_are_timed_as_calls(executor, races, monkeypatch):
     few, measured = rows(fine, fine), []
-    monkeypatch.setattr(Plan, "capture_safe", False)
+    monkeypatch.setattr(Plan, "is_safe", False)
     monkeypatch.setattr(race, "fastest_call", lambda *given: measured.append(given[-1]) or 1)
     assert race.fastest_plan(executor, request(), few, {}).row is few[1]
     assert (measured, races) == ([2], [])

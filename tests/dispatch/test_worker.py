@@ -174,6 +174,8 @@ def test_a_deadline_that_passed_in_the_queue_keeps_the_request_from_running(prob
 
 def test_a_request_that_cannot_describe_itself_still_fails_with_its_own_defect(probe):
     class Mute(probe):
+        __module__ = probe.__module__
+
         def describe(self) -> str:
             raise RuntimeError("no words")
 

@@ -72,8 +72,8 @@ class Kernel:
     def __init__(
         self, source: str, function: str, launch: Callable[[Any], Launch], options: Sequence[str] = ("-std=c++17",)
     ) -> None:
-        arguments: tuple[Any, ...] = source, launch
-        if not isinstance(arguments[0], str) or not callable(arguments[1]):
+        arguments: tuple[Any, ...] = source, function, launch
+        if not isinstance(arguments[0], str) or not isinstance(arguments[1], str) or not callable(arguments[2]):
             wanted = "its source, its name and a function that returns the Launch of a request"
             raise BadRow(f"a kernel needs {wanted}: got {source!r:.40}, {function!r:.40}, {launch!r:.40}")
         if isinstance(options, str):

@@ -18,6 +18,7 @@ from dispatch.libraries.cutensor.descriptors import Operation, Preference, Tenso
 from dispatch.libraries.cutensor.incremental import TuningPlan
 from dispatch.ops.contraction import aligned
 from dispatch.ops.contraction.choices import ContractionAlgo, TensorOp
+from dispatch.ops.contraction.empty_product import EmptyProductPlan, is_empty_product
 from dispatch.ops.contraction.modes import lower
 from dispatch.ops.contraction.orders import is_intense
 from dispatch.ops.contraction.tune import tuned
@@ -44,6 +45,8 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of a request; Refused where cuTENSOR has no kernel for it."""
     if not request.layout_of("out").size:
         return IdlePlan(row)
+    if is_empty_product(request):
+        return EmptyProductPlan(request, executor, row)
     if aligned.needs_aligned_copy(request):
         return aligned.plan(request, executor, row)
     preference, in_order = preference_of(request), not may_leave_stream(request)

@@ -6,24 +6,22 @@ Follows https://numpy.org/doc/stable/reference/generated/numpy.einsum.html.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import KW_ONLY, dataclass, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cudabind._cached import cached_property
 from dispatch.checks import check_int, check_kinds, shown
-from dispatch.core.operand_checks import check_writable
+from dispatch.core.operand_checks import TENSOR, check_writable
 from dispatch.core.operands import Output
 from dispatch.core.overlap import overlap
 from dispatch.core.request import NamedArguments, Request, Signature, Unpacked
 from dispatch.device.frameworks.frameworks import adopt
 from dispatch.device.layout import c_strides
 from dispatch.device.tensor import Tensor
-from dispatch.errors import BadRequest
+from dispatch.errors import BadRequest, type_shown
 from dispatch.keys import BF16, C64, C128, F16, F32, F64, Compute, Dtype
 from dispatch.ops.contraction.base import NUMBERS
-from dispatch.ops.contraction.modes import SIGNS, canonical_spec, ellipsis_modes, extents_of, implied, shown_spec
+from dispatch.ops.contraction.modes import explicit_spec, extents_of, shown_spec
 from dispatch.ops.contraction.orders import cost_model, result_strides
 from dispatch.ops.contraction.paths import check_path
 from dispatch.ops.contraction.steps import Schedule, find_schedule
@@ -37,7 +35,7 @@ if TYPE_CHECKING:
     from dispatch.device.device import Device
     from dispatch.device.layout import Layout
 
-__all__ = ["EinsumRequest", "explicit_spec", "unique_layout"]
+__all__ = ["EinsumRequest", "unique_layout"]
 
 Shape = tuple[int, ...]
 REALS = (F16, F32, F64)  # each converts to those after it
@@ -272,10 +270,10 @@ class EinsumRequest(Request["Tensor"]):
             operand: object = tensor
             if not isinstance(operand, Tensor):
                 hint = "use dev.array(x) or from_dlpack(x)"
-                raise BadRequest(f"operands[{number}]", f"a {type(operand).__name__}", "a dispatch Tensor", hint)
+                raise BadRequest(f"operands[{number}]", type_shown(operand), TENSOR, hint)
         out: object = self.out
         if out is not None and not isinstance(out, Tensor):
-            raise BadRequest("out", f"a {type(out).__name__}", "a dispatch Tensor, or None")
+            raise BadRequest("out", type_shown(out), f"{TENSOR}; or None")
         home = self.device
         tensors = (*self.operands, *(() if self.out is None else (self.out,)))
         home.check(*tensors)
@@ -353,45 +351,3 @@ def unique_layout(request: EinsumRequest) -> Layout:
         steps[mode] = steps.get(mode, 0) + stride
     shape = tuple(request.sizes[mode] for mode in steps)
     return request.device.layout(layout.dtype, shape, tuple(steps.values()), layout.alignment)
-
-
-def explicit_spec(spec: Any, ranks: tuple[int, ...]) -> str:
-    """A spec with letters instead of ellipses and with the modes of its result, for operands of these ranks.
-
-    Raises BadRequest if it does not fit them, or if the result has a mode that no operand has.
-    """
-    return _explicit_spec(canonical_spec(spec), ranks)
-
-
-@lru_cache(4096)
-def _explicit_spec(text: str, ranks: tuple[int, ...]) -> str:
-    left_side, arrow, output = text.partition("->")
-    inputs = left_side.split(",")
-    if len(inputs) != len(ranks):
-        raise BadRequest("spec", f"{text!r}, which has {len(inputs)} operands", f"modes of {len(ranks)} operands")
-    beyond = max([0, *(ranks[n] - len(term) + 3 for n, term in enumerate(inputs) if "..." in term)])
-    names = ellipsis_modes(beyond, text)
-    inputs = [_expand_ellipsis(term, names, ranks[n] - len(term) + 3, text) for n, term in enumerate(inputs)]
-    if not arrow:
-        output = "".join(names) + "".join(mode for mode in implied(inputs) if mode not in names)
-    elif "..." in output:
-        output = output.replace("...", "".join(names), 1)
-    elif names:
-        hint = f"{left_side}->...{output} keeps those axes; letters in place of the dots are summed over"
-        raise BadRequest("spec", repr(text), "an ellipsis in the result as well, for the axes that it stands for", hint)
-    for term in (*inputs, output):
-        if wrong := SIGNS.intersection(term):
-            raise BadRequest("spec", repr(text), f"letters, one for each axis, not {' '.join(sorted(wrong))!r}")
-    for mode in Counter(output):
-        if not any(mode in term for term in inputs):
-            raise BadRequest("spec", f"{text!r}: no operand has {mode}", "only modes of operands")
-    return f"{','.join(inputs)}->{output}"
-
-
-def _expand_ellipsis(term: str, names: list[str], count: int, text: str) -> str:
-    """The modes of an operand; for its ellipsis, the last `count` of these names."""
-    if "..." not in term:
-        return term
-    if count < 0:
-        raise BadRequest("spec", repr(text), f"at most as many modes as axes, not {term!r}")
-    return term.replace("...", "".join(names[len(names) - count :]), 1)

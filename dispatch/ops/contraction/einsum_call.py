@@ -8,7 +8,7 @@ from dispatch.core.list_call_cache import ListCallCache
 from dispatch.core.request_function import request_function
 from dispatch.errors import BadRequest
 from dispatch.ops.contraction.einsum import EinsumRequest
-from dispatch.unknown_arguments import refuse_arguments
+from dispatch.unknown_arguments import MISSING_ARGUMENT, refuse_arguments
 
 if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
@@ -40,6 +40,8 @@ class Einsum(Protocol):
 
 def spec_and_operands(spec: Any, operands: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
     """A spec and its operands, in one of NumPy's two forms: operands one by one, or each with the list of its modes."""
+    if spec is None:
+        raise BadRequest("spec", "None", 'a spec such as "ij,jk->ik", or operands each followed by its modes')
     if len(operands) == 1 and isinstance(operands[0], (list, tuple)) and isinstance(spec, (str, list, tuple)):
         return spec, tuple(operands[0])
     if isinstance(spec, (str, list, tuple)):
@@ -64,8 +66,8 @@ def spec_and_operands(spec: Any, operands: tuple[Any, ...]) -> tuple[Any, tuple[
 
 
 def call(
-    spec: Any = None,
-    operands: Any = None,
+    spec: Any = MISSING_ARGUMENT,
+    operands: Any = MISSING_ARGUMENT,
     *more: Any,
     conj: Any = (),
     optimize: Any = "auto",
@@ -81,7 +83,7 @@ def call(
     """The call by the cache of calls, else by a request."""
     if unknown:
         refuse_arguments("einsum", EinsumRequest, more, unknown)
-    if spec is None or operands is None:
+    if spec is MISSING_ARGUMENT or operands is MISSING_ARGUMENT:
         raise TypeError("einsum() takes a spec and operands, as in einsum('ij->ji', a): see help(dispatch.einsum)")
     if type(spec) is str and not isinstance(operands, (list, tuple)):  # as in nearly all calls
         tensors: tuple[Any, ...] = (operands, *more)

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.checks import as_python_ints, check_bool, check_int, check_shape, shown
-from dispatch.errors import BadRequest
+from dispatch.checks import as_python_ints, check_bool, check_int, check_shape, names_arguments, shown
+from dispatch.errors import BadRequest, BadType, type_shown
 from dispatch.keys import F16, F32, Dtype
 from dispatch.ops import contraction as ops
 from dispatch.ops.contraction import einsum, reduce_modes
 from dispatch.ops.contraction.base import NUMBERS
 from dispatch.ops.contraction.block_sparse import BlockSparseForm, reachable
 from dispatch.ops.contraction.block_sparse_tensor import BlockSparseTensor
-from dispatch.ops.contraction.einsum import EinsumRequest, explicit_spec
+from dispatch.ops.contraction.einsum import EinsumRequest
 from dispatch.ops.contraction.einsum_call import spec_and_operands
-from dispatch.ops.contraction.modes import canonical_spec, mode_letter, parse, shown_spec
+from dispatch.ops.contraction.modes import canonical_spec, explicit_spec, mode_letter, parse, shown_spec
 from dispatch.ops.contraction.vjp import einsum_vjp
 from dispatch.unknown_arguments import did_you_mean, signature_of
 
@@ -58,13 +58,12 @@ Axes = int | tuple[int, ...] | None
 
 
 def rank(name: str, tensor: Any) -> int:
-    """The number of axes of an operand; BadRequest if it has no shape."""
+    """The number of axes of an operand; BadType if it has no shape."""
     try:
         return len(tensor.shape)
     except (AttributeError, TypeError):
-        raise BadRequest(
-            name, f"a {type(tensor).__name__}", "a tensor", "dispatch.device().array(x) makes one"
-        ) from None
+        expected = "a tensor, or an array of another library"
+        raise BadType(name, type_shown(tensor), expected, "dispatch.device().array(x) makes one") from None
 
 
 def modes(count: int, first: int = 0) -> str:
@@ -86,6 +85,7 @@ def axes_of(axis: Axes | list[int], count: int, name: str = "axis") -> tuple[int
 
 
 # -- products ---------------------------------------------------------------------------------------------------------
+@names_arguments
 def tensordot(a: Any, b: Any, axes: int | Sequence[Any] = 2, out: Any = None) -> Any:
     """Σ over axes of a with axes of b: the last ones of a with the first of b, or the named ones: ((a's), (b's))."""
     ranks = rank("a", a), rank("b", b)
@@ -111,6 +111,7 @@ def tensordot(a: Any, b: Any, axes: int | Sequence[Any] = 2, out: Any = None) ->
     return einsum(f"{''.join(of_a)},{''.join(of_b)}->{output}", a, b, out=out)
 
 
+@names_arguments
 def inner(a: Any, b: Any, out: Any = None) -> Any:
     """Σ over the last axes of both; the product if one is a scalar."""
     if not rank("a", a) or not rank("b", b):
@@ -118,6 +119,7 @@ def inner(a: Any, b: Any, out: Any = None) -> Any:
     return tensordot(a, b, ((-1,), (-1,)), out)
 
 
+@names_arguments
 def outer(a: Any, b: Any) -> Any:
     """a[i] · b[j] for all elements, a matrix."""
     own_a, own_b = modes(rank("a", a)), modes(rank("b", b), rank("a", a))
@@ -125,6 +127,7 @@ def outer(a: Any, b: Any) -> Any:
     return product.reshape((math.prod(a.shape), math.prod(b.shape)))
 
 
+@names_arguments
 def kron(a: Any, b: Any) -> Any:
     """The Kronecker product: blocks of b, each multiplied by an element of a."""
     count = builtins.max((rank("a", a), rank("b", b)))
@@ -136,6 +139,7 @@ def kron(a: Any, b: Any) -> Any:
     return blocks.reshape(tuple(x * y for x, y in zip(*wide, strict=True)))
 
 
+@names_arguments
 def trace(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, out: Any = None) -> Any:
     """The sum of a diagonal of two axes; `offset` is its distance from the main diagonal."""
     count = rank("a", a)
@@ -154,6 +158,7 @@ def trace(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, out: Any = No
     return einsum(f"{''.join(letters)}->{output}", a[tuple(index)], out=out)
 
 
+@names_arguments
 def transpose(a: Any, axes: Sequence[int] | None = None, out: Any = None) -> Any:
     """A copy with the axes in another order, by default reversed; `a.transpose()` of a tensor is a view."""
     count = rank("a", a)
@@ -187,26 +192,31 @@ def _reduced(a: Any, axis: Axes, keepdims: bool, out: Any, reduce: TensorOp | st
     return reduced.reshape(wide) if out is None else out  # type: ignore[attr-defined,unused-ignore]
 
 
+@names_arguments
 def sum(a: Any, axis: Axes = None, keepdims: bool = False, out: Any = None) -> Any:  # noqa: A001  # NumPy's word
     """The sum along axes, by default all of them."""
     return _reduced(a, axis, keepdims, out, "add")
 
 
+@names_arguments
 def mean(a: Any, axis: Axes = None, keepdims: bool = False, out: Any = None) -> Any:
     """The mean along axes."""
     return _reduced(a, axis, keepdims, out, "add", mean=True)
 
 
+@names_arguments
 def max(a: Any, axis: Axes = None, keepdims: bool = False, out: Any = None) -> Any:  # noqa: A001  # NumPy's word
     """The largest element along axes."""
     return _reduced(a, axis, keepdims, out, "max")
 
 
+@names_arguments
 def min(a: Any, axis: Axes = None, keepdims: bool = False, out: Any = None) -> Any:  # noqa: A001  # NumPy's word
     """The smallest element along axes."""
     return _reduced(a, axis, keepdims, out, "min")
 
 
+@names_arguments
 def prod(a: Any, axis: Axes = None, keepdims: bool = False, out: Any = None) -> Any:
     """The product along axes."""
     return _reduced(a, axis, keepdims, out, "mul")
@@ -231,7 +241,7 @@ def contract_block_sparse(
         argument: object = one
         if not isinstance(argument, BlockSparseTensor) and (argument is not None or name in "ab"):
             hint = "BlockSparseTensor.from_dense(x, sections) makes one"
-            raise BadRequest(name, f"a {type(argument).__name__}", "a BlockSparseTensor", hint)
+            raise BadRequest(name, type_shown(argument), "a BlockSparseTensor", hint)
     form = next((one.form for one in (out, c) if one is not None), None) if out_form is None else out_form
     values = [None if one is None else one.values for one in (c, out)]
     operands = (spec, a.values, a.form, b.values, b.form)
@@ -326,6 +336,7 @@ def _placeholder_request(
     return EinsumRequest(spec, tensors, **options)
 
 
+@names_arguments
 def einsum_path(spec: Any, *operands: Any, optimize: Any = "auto", memory_limit: int | None = None) -> str:
     """The path of a contraction as a table: each step, its result, and its cost.
 

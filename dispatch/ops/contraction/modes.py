@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 __all__ = [
     "View",
     "canonical_spec",
+    "check_letters",
     "ellipsis_modes",
+    "explicit_spec",
     "extents_of",
     "lower",
     "mode_letter",
@@ -40,7 +42,6 @@ FIRST_ELLIPSIS_MODE = (
     0x20000  # the character of the first mode of an ellipsis: letters, because opt_einsum requires them
 )
 ELLIPSIS_MODES = re.compile(f"[{chr(FIRST_ELLIPSIS_MODE)}-{chr(FIRST_ELLIPSIS_MODE + 0xFFF)}]+")
-SIGNS = frozenset(",->.")
 
 
 def mode_letter(number: int) -> str:
@@ -94,6 +95,13 @@ def mode_letters(modes: Any, known: dict[Any, str]) -> str:
     return "".join("..." if mode is Ellipsis else known.setdefault(mode, mode_letter(len(known))) for mode in modes)
 
 
+def check_letters(term: str, spec: str) -> None:
+    """BadRequest for characters that are not letters; those beyond ASCII count as letters, as in opt_einsum."""
+    if wrong := sorted({one for one in term if one.isascii() and not one.isalpha()}):
+        hint = 'lists of modes may have any names: [["row", 1], [1, "row"]]'
+        raise BadRequest("spec", repr(spec), f"letters, one for each axis, not {' '.join(wrong)!r}", hint)
+
+
 @lru_cache(4096)
 def parse(spec: str, operands: int) -> tuple[tuple[str, ...], str]:
     """The modes of each operand and of the result, of a canonical spec without ellipses.
@@ -106,8 +114,7 @@ def parse(spec: str, operands: int) -> tuple[tuple[str, ...], str]:
     if not arrow:
         raise BadRequest("spec", repr(spec), 'modes of the result after "->"', f'such as "{spec}->{implied(inputs)}"')
     for term in (*inputs, output):
-        if wrong := SIGNS.intersection(term):
-            raise BadRequest("spec", repr(spec), f"letters, one for each axis, not {' '.join(sorted(wrong))!r}")
+        check_letters(term, spec)
     if len(inputs) != operands:
         many = "operand" if operands == 1 else "operands"
         hint = "" if len(inputs) < operands else "an added operand has the modes of the result, which are written once"
@@ -117,6 +124,47 @@ def parse(spec: str, operands: int) -> tuple[tuple[str, ...], str]:
             hint = "in einsum, which writes diagonals, the result may have a mode twice"
             raise BadRequest("spec", f"{spec!r}: the result has {letter} {count} times", "each mode once", hint)
     return inputs, output
+
+
+def explicit_spec(spec: Any, ranks: tuple[int, ...]) -> str:
+    """A spec with letters instead of ellipses and with the modes of its result, for operands of these ranks.
+
+    Raises BadRequest if it does not fit them, or if the result has a mode that no operand has.
+    """
+    return _explicit_spec(canonical_spec(spec), ranks)
+
+
+@lru_cache(4096)
+def _explicit_spec(text: str, ranks: tuple[int, ...]) -> str:
+    left_side, arrow, output = text.partition("->")
+    inputs = left_side.split(",")
+    if len(inputs) != len(ranks):
+        raise BadRequest("spec", f"{text!r}, which has {len(inputs)} operands", f"modes of {len(ranks)} operands")
+    beyond = max([0, *(ranks[n] - len(term) + 3 for n, term in enumerate(inputs) if "..." in term)])
+    names = ellipsis_modes(beyond, text)
+    inputs = [_expand_ellipsis(term, names, ranks[n] - len(term) + 3, text) for n, term in enumerate(inputs)]
+    if not arrow:
+        output = "".join(names) + "".join(mode for mode in implied(inputs) if mode not in names)
+    elif "..." in output:
+        output = output.replace("...", "".join(names), 1)
+    elif names:
+        hint = f"{left_side}->...{output} keeps those axes; letters in place of the dots are summed over"
+        raise BadRequest("spec", repr(text), "an ellipsis in the result as well, for the axes that it stands for", hint)
+    for term in (*inputs, output):
+        check_letters(term, text)
+    for mode in Counter(output):
+        if not any(mode in term for term in inputs):
+            raise BadRequest("spec", f"{text!r}: no operand has {mode}", "only modes of operands")
+    return f"{','.join(inputs)}->{output}"
+
+
+def _expand_ellipsis(term: str, names: list[str], count: int, text: str) -> str:
+    """The modes of an operand; for its ellipsis, the last `count` of these names."""
+    if "..." not in term:
+        return term
+    if count < 0:
+        raise BadRequest("spec", repr(text), f"at most as many modes as axes, not {term!r}")
+    return term.replace("...", "".join(names[len(names) - count :]), 1)
 
 
 def implied(inputs: Sequence[str]) -> str:

@@ -142,7 +142,8 @@ class ReduceModesRequest(SummingRequest):
 
     Attributes:
         a: any shape, any strides above 0, and 0.
-        reduce: the reduction: ADD Σ, MUL Π, MAX or MIN.
+        reduce: the reduction: ADD Σ, MUL Π, MAX or MIN. Over a mode without elements, the first two give 0 and 1, and
+            MAX and MIN are refused.
         c: added as beta · op(c), of out's modes in its order; it may be `out` itself, and is not read if beta is 0.
         op_a, op_c: the operators for each element, applied first; a TensorOp.
         out: D, of the spec's modes in their order, in C order or in c's layout.

@@ -111,17 +111,15 @@ def strides_along_modes(request: Any) -> str:
 
 
 def summable(request: Any) -> str:
-    """Over no elements only a sum is supported, with nothing added and a result without gaps."""
+    """Over no elements only sums and products, with nothing added and a result without gaps."""
     empty = [mode for mode, extent in request.sizes.items() if not extent and mode not in request.result_modes]
     if not empty:
         return ""
-    kind: Any = getattr(request, "reduce", TensorOp.ADD)
-    if kind is TensorOp.ADD and not request.reads_added and request.layout_of("out").fills_bytes:
+    if not request.reads_added and request.layout_of("out").fills_bytes:
         return ""
-    if kind is not TensorOp.ADD:
-        return f"needs an element along {empty[0]}, has none: of an empty mode only sums are defined"
+    kind = "product" if getattr(request, "reduce", TensorOp.ADD) is TensorOp.MUL else "sum"
     return (
-        f"needs an element along {empty[0]}, has none: an empty sum must be written to a result without gaps and"
+        f"needs an element along {empty[0]}, has none: an empty {kind} must be written to a result without gaps and"
         " without an added operand"
     )
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dispatch.checks import names_arguments
 from dispatch.errors import BadRequest
 from dispatch.ops.contraction.einsum import EinsumRequest
 from dispatch.ops.contraction.einsum_call import spec_and_operands
@@ -20,6 +21,7 @@ __all__ = ["einsum_vjp"]
 FIRST_ADDED_MODE = 2000  # the number of a mode that no spec has
 
 
+@names_arguments
 def einsum_vjp(
     spec: Any,
     *operands: Any,

@@ -9,7 +9,7 @@ from dispatch.core.factors import ScaledRequest
 from dispatch.core.operands import OperandRequest
 from dispatch.core.request import R_co, Unpacked
 from dispatch.errors import BadRequest
-from dispatch.keys import F32, HALF
+from dispatch.keys import BF16, C64, C128, F16, F32, F64, HALF
 from dispatch.ops.sparse.form import SparseForm, check_form, check_parts
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ __all__ = ["AlphaRequest", "FactorRequest", "Number", "ScaledSparseRequest", "Sp
 __all__ += ["check_added", "check_matrix", "check_vector", "result_dtype"]
 
 Number = int | float | complex
+ELEMENTS = (F32, F64, C64, C128, F16, BF16)
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +37,10 @@ class SparseRequest(OperandRequest[R_co]):
     """
 
     mixed: ClassVar[tuple[str, ...]] = ("rows", "columns")
+    hint_if_missing: ClassVar[str] = (
+        "A SparseTensor a unpacks into values, rows, columns and form: {name}(*a, …); functions of dispatch.sparse take"
+        " a itself"
+    )
     values: Tensor
     rows: Tensor
     columns: Tensor
@@ -44,6 +49,10 @@ class SparseRequest(OperandRequest[R_co]):
     library: str | None = None
 
     def check_fields(self) -> None:
+        dtype = self.values.dtype
+        if dtype not in ELEMENTS:
+            expected = f"elements of {', '.join(map(str, ELEMENTS[:-1]))} or {ELEMENTS[-1]}"
+            raise BadRequest("values", str(self.values.layout), expected, 'values.astype("f64")')
         object.__setattr__(self, "form", check_form("form", self.form))
         check_parts(self.form, {name: getattr(self, name) for name in ("values", "rows", "columns")})
         self.check_operands()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dispatch.checks import check_bool
+from dispatch.checks import check_bool, names_arguments
 from dispatch.errors import BadRequest, LinAlgError
 from dispatch.ops import sparse as ops
 from dispatch.ops.sparse.form import SparseFormat
@@ -65,6 +65,7 @@ class BlockJacobi:
         return f"BlockJacobi({of_what}{', absolute' if self.absolute else ''}, of {self.source!r})"
 
 
+@names_arguments
 def block_jacobi(A: Any, block_size: int | None = None, *, absolute: bool = False, check: bool = True) -> BlockJacobi:
     """The inverses of the diagonal blocks of A, of `block_size` rows each, by the request `block_jacobi`.
 

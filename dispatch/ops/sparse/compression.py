@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Coo2csrRequest", "Csr2cooRequest", "DenseNnzRequest", "DenseToSparseRequest"]
 
-MAX_EXTENT = 2**48
-
 
 @dataclass(frozen=True, eq=False)
 class DenseRequest(OperandRequest[R_co]):
@@ -86,7 +84,7 @@ class DenseToSparseRequest(DenseRequest["tuple[Tensor, Tensor, Tensor]"]):
 
     def check_fields(self) -> None:
         super().check_fields()
-        check_int("nnz", self.nnz, 0, MAX_EXTENT)
+        check_int("nnz", self.nnz, 0, self.a.size)
         check_dtype("index_dtype", self.index_dtype)
         if Dtype.of(self.index_dtype) not in (I32, I64):
             raise BadRequest("index_dtype", str(self.index_dtype), "i32 or i64")

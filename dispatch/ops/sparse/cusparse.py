@@ -22,6 +22,7 @@ from dispatch.libraries.cusparse.spgemm_reuse import ReusedProduct
 from dispatch.ops.sparse.algorithms import SpmmAlgorithm
 from dispatch.ops.sparse.form import SparseForm, SparseFormat, transposed
 from dispatch.ops.sparse.rules import leading_dimension
+from dispatch.ops.sparse.sparse_products import REUSE_ALGORITHMS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -268,7 +269,9 @@ class PlanMaker:
         spec = self.sparse_spec(form, names)
         plain = cusparse.cusparseOperation_t(0)
         alpha = Constant(request.alpha, self.compute)
-        beta, choice, kind = Constant(0.0, self.compute), int(request.algorithm), self.compute.cuda
+        is_empty = not counts and not request.nnz  # SpGEMMreuse is not asked for a product without elements
+        choice = 0 if is_empty and request.algorithm in REUSE_ALGORITHMS else int(request.algorithm)
+        beta, kind = Constant(0.0, self.compute), self.compute.cuda
         if not counts and request.reuses:
             front = (plain, plain, a, b)
             self.steps.append(ReusedProduct(self.executor, front, (alpha, beta), spec, kind, choice))

@@ -129,6 +129,7 @@ class BatchPlanMaker(PlanMaker):
         together = columns == values and rows == 0 and (values == 0 or request.form.format != SparseFormat.COO)
         is_valid_stride = values == 0 or values >= request.values.shape[-1]  # else the library refuses the stride
         is_one_call = together and is_valid_stride and request.trans is Operation.N and request.batch <= MAX_BATCHES
+        is_one_call = is_one_call and self.batch_stride("b") != 0  # a B for all is not documented
         return request.batch > 1 and not is_one_call
 
     def batch_stride(self, name: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from dispatch.checks import check_bool, shown
+from dispatch.checks import check_bool, names_arguments, shown
 from dispatch.core.statuses import nonzero, on_host
 from dispatch.errors import BadRequest, LinAlgError
 from dispatch.keys import I32
@@ -101,6 +101,7 @@ def checked_solution(results: tuple[Any, Any], check: bool, caller: str) -> Any:
     return x
 
 
+@names_arguments
 def spsolve(
     A: Any,
     b: Any,
@@ -216,6 +217,7 @@ class SparseLu:
         return f"SparseLu({self.matrix!r}{batch})"
 
 
+@names_arguments
 def splu(
     A: Any,
     *,
@@ -240,6 +242,7 @@ def splu(
     return SparseLu(pattern, choices, values=elements, check=check, caller="splu")
 
 
+@names_arguments
 def factorized(A: Any) -> Callable[[Any], Any]:
     """A function that solves A·x = b, like that of `scipy.sparse.linalg.factorized`."""
     return SparseLu(as_sparse(A, "A"), {}, caller="factorized").solve

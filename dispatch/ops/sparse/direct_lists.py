@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from cudabind._cached import cached_property
 from dispatch.checks import check_int, check_kinds, check_library, shown
 from dispatch.core.matrix_choices import FillMode
-from dispatch.core.operand_checks import check_writable
+from dispatch.core.operand_checks import TENSOR, check_writable
 from dispatch.core.operands import Output, by_columns, dense
 from dispatch.core.overlap import overlap
 from dispatch.core.request import Request, Signature
 from dispatch.device.frameworks.frameworks import adopt
 from dispatch.device.tensor import Tensor
-from dispatch.errors import BadRequest
+from dispatch.errors import BadRequest, type_shown
 from dispatch.keys import I32, member
 from dispatch.ops.sparse.direct import MAX_BATCH, MAX_REFINEMENTS, MAX_STAMP, SparseKind
 from dispatch.ops.sparse.form import SparseForm, SparseFormat, check_form, check_parts
@@ -199,7 +199,7 @@ class BatchedSpsolveListRequest(Request["tuple[Tensor, ...]"]):
         for name, tensor, _ in self.tensors():
             given: object = tensor
             if not isinstance(given, Tensor):
-                raise BadRequest(name, f"a {type(given).__name__}", "a dispatch Tensor", "use dev.array(x)")
+                raise BadRequest(name, type_shown(given), TENSOR, "use dev.array(x)")
         home = self.device
         home.check(*(tensor for _, tensor, _ in self.tensors()))
         for name, tensor, _ in self.tensors():

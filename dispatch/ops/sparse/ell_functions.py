@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from dispatch.checks import check_int
+from dispatch.checks import check_int, names_arguments
 from dispatch.device.device import Device
 from dispatch.device.registry import device as device_of
-from dispatch.errors import BadRequest, BadType
+from dispatch.errors import BadRequest, BadType, type_shown
 from dispatch.ops import sparse as ops
 from dispatch.ops.sparse.form import SparseFormat
 from dispatch.ops.sparse.matrix_reference import coordinates
@@ -63,9 +63,7 @@ class SlicedEllMatrix(NamedTuple):
         return ops.sell_mv(*parts, x, m=self.shape[0], slice_size=self.slice_size, nnz=self.nnz)
 
     def __rmatmul__(self, x: Any) -> NoReturn:
-        raise TypeError(
-            f"sliced ELL cannot be the right operand of @ for a {type(x).__name__}: use tosell(transpose) @ x"
-        )
+        raise TypeError(f"sliced ELL cannot be the right operand of @ for {type_shown(x)}: use tosell(transpose) @ x")
 
     def __array__(self, *_given: Any, **_choices: Any) -> NoReturn:
         raise TypeError("a SlicedEllMatrix cannot be converted to a NumPy array: use a @ x")
@@ -85,15 +83,16 @@ class BlockedEllMatrix(NamedTuple):
 
     def __rmatmul__(self, b: Any) -> NoReturn:
         raise TypeError(
-            f"blocked ELL cannot be the right operand of @ for a {type(b).__name__}: use toblocked_ell(transpose) @ b.T"
+            f"blocked ELL cannot be the right operand of @ for {type_shown(b)}: use toblocked_ell(transpose) @ b.T"
         )
 
     def __array__(self, *_given: Any, **_choices: Any) -> NoReturn:
         raise TypeError("a BlockedEllMatrix cannot be converted to a NumPy array: use a @ b")
 
 
-# NumPy's operators defer to theirs; the body of a named tuple takes no such attribute.
+# The operators of NumPy and of tensors defer to theirs; the body of a named tuple takes no such attributes.
 SlicedEllMatrix.__array_ufunc__ = BlockedEllMatrix.__array_ufunc__ = None  # type: ignore[attr-defined]
+SlicedEllMatrix.multiplies_tensors = BlockedEllMatrix.multiplies_tensors = True  # type: ignore[attr-defined]
 
 
 def check_operand(name: str, given: Any, axes: int, rows: int) -> None:
@@ -101,11 +100,12 @@ def check_operand(name: str, given: Any, axes: int, rows: int) -> None:
     shape = getattr(given, "shape", None)
     what = f"a vector of {rows} elements" if axes == 1 else f"a matrix of {rows} rows"
     if not isinstance(shape, tuple):
-        raise BadType(name, f"a {type(given).__name__}", what, "dev.array(x)")
+        raise BadType(name, type_shown(given), what, "dev.array(x)")
     if len(shape) != axes or shape[0] != rows:
         raise BadRequest(name, f"shape {tuple(shape)}", what)
 
 
+@names_arguments
 def tosell(matrix: Any, *, slice_size: int = 32, device: Device | str | None = None) -> SlicedEllMatrix:
     """A dense or a sparse matrix in sliced ELL on a device; if `device` is left out, on the matrix's own.
 
@@ -118,6 +118,7 @@ def tosell(matrix: Any, *, slice_size: int = 32, device: Device | str | None = N
     return SlicedEllMatrix(on_device, ends, places, elements.shape, slice_size, len(elements.row))
 
 
+@names_arguments
 def toblocked_ell(matrix: Any, *, block: int = 16, device: Device | str | None = None) -> BlockedEllMatrix:
     """A dense or a sparse matrix in blocked ELL on a device; if `device` is left out, on its own. See `tosell`.
 

@@ -127,12 +127,13 @@ def check_parts(form: SparseForm, tensors: Operands, prefix: str = "") -> None:
         wanted["columns"] = (n + 1,)
     for name, tensor in tensors.items():
         _check_part(form, prefix + name, tensor, wanted[name], is_index=name != "values")
-    narrow = rows.dtype is I32 and columns.dtype is I32
-    most = np.iinfo(np.int32).max
-    if narrow and max(m // high, n // wide, count) + form.base > most:
-        raise BadRequest(
-            f"{prefix}rows", str(rows.layout), "i64, because indices need more than 31 bits", 'x.astype("i64")'
-        )
+    reach = {"rows": m // high, "columns": n // wide}  # what an index counts; offsets count elements, too
+    for name in ("columns",) if form.format == SparseFormat.CSC else ("rows",):
+        reach[name] = max(reach[name], count)
+    for name, number in reach.items():
+        if tensors[name].dtype is I32 and number + form.base > np.iinfo(np.int32).max:
+            expected = f"i64, because numbers up to {number + form.base} need more than 31 bits"
+            raise BadRequest(f"{prefix}{name}", str(tensors[name].layout), expected, 'x.astype("i64")')
 
 
 def _check_part(form: SparseForm, name: str, tensor: Tensor, shape: Shape, *, is_index: bool) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dispatch.checks import names_arguments
 from dispatch.core.request import run
 from dispatch.errors import BadRequest
 from dispatch.keys import I32
@@ -37,6 +38,7 @@ def as_sparse(a: Any, name: str = "a") -> SparseTensor:
         raise error.about(name) if error.operand == "matrix" else error from None
 
 
+@names_arguments
 def tocsr(a: Any) -> SparseTensor:
     """The matrix in CSR: itself, or from CSC by the request `csr2csc`, from COO by `coo2csr`, from BSR by `bsr2csr`.
 
@@ -56,12 +58,14 @@ def tocsr(a: Any) -> SparseTensor:
     return matrix if matrix.format is SparseFormat.CSR else _convert_compressed(matrix, SparseFormat.CSR)
 
 
+@names_arguments
 def tocsc(a: Any) -> SparseTensor:
     """The matrix in CSC: itself, or from CSR by the request `csr2csc`, from others by way of CSR; i64 becomes i32."""
     matrix = as_sparse(a)
     return matrix if matrix.format is SparseFormat.CSC else _convert_compressed(tocsr(matrix), SparseFormat.CSC)
 
 
+@names_arguments
 def tocoo(a: Any) -> SparseTensor:
     """The matrix in COO: itself, or from CSR by the request `csr2coo`, from others by way of CSR; i64 becomes i32."""
     matrix = as_sparse(a)
@@ -73,6 +77,7 @@ def tocoo(a: Any) -> SparseTensor:
     return SparseTensor(matrix.values, rows, matrix.columns, form)
 
 
+@names_arguments
 def tobsr(a: Any, blocksize: tuple[int, int], *, nnzb: int | None = None) -> SparseTensor:
     """The matrix in BSR, with blocks of this size: itself, or from CSR by the request `csr2bsr`.
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from dispatch.checks import check_bool
+from dispatch.checks import check_bool, names_arguments
 from dispatch.core.matrix_choices import DiagType, FillMode, Operation
 from dispatch.core.operand_checks import check_array
 from dispatch.core.request import run
+from dispatch.errors import BadRequest
 from dispatch.ops import sparse as ops
 from dispatch.ops.sparse.block_jacobi_functions import BlockJacobi, block_jacobi
 from dispatch.ops.sparse.direct_functions import SparseLu, factorized, splu, spsolve
@@ -41,11 +42,19 @@ __all__ += ["LinAlgError", "bicgstab", "cg", "gmres", "minres"]
 N = Operation.N
 BATCH = 3  # axes
 MAX_COUNTED = 1024
+NAMES_OF_PAIR = {
+    "form.format": "a.format",
+    "b_form.format": "b.format",
+    "b_form.shape": "b.shape",
+    "b_form.base": "b.base",
+    **{f"b_{part}": f"b.{part}" for part in ("values", "rows", "columns")},
+}  # from a field of the request to the part of a SparseTensor
 _known_nnz: dict[tuple[SparseForm, SparseForm], int] = {}  # the elements of products of fixed patterns
 _stamps = count(1)
 
 
 # -- products ---------------------------------------------------------------------------------------------------------
+@names_arguments
 def spmv(
     a: Any,
     x: Any,
@@ -72,6 +81,7 @@ def spmv(
     )
 
 
+@names_arguments
 def spmm(
     a: Any,
     b: Any,
@@ -96,11 +106,13 @@ def spmm(
     return function(elements, rows, columns, form, b, algorithm=algorithm, autotune=autotune, **choices)
 
 
+@names_arguments
 def spmm_op(a: Any, b: Any, semiring: Semiring | str = "plus_times", *, c: Any = None, out: Any = None) -> Any:
     """A · B over a semiring, with C as an operand of the epilogue: the request `spmm_op`."""
     return ops.spmm_op(*as_sparse(a).parts, b, semiring, c=c, out=out)
 
 
+@names_arguments
 def spmv_op(
     a: Any,
     x: Any,
@@ -115,6 +127,7 @@ def spmv_op(
     return ops.spmv_op(*as_sparse(a).parts, x, epilogue, y=y, alpha=alpha, beta=beta, out=out)
 
 
+@names_arguments
 def sddmm(
     c: Any, a: Any, b: Any, *, values: Any = None, alpha: Number = 1.0, beta: Number | None = None, out: Any = None
 ) -> Any:
@@ -132,6 +145,7 @@ def sddmm(
     return pattern.with_values(ops.sddmm(*pattern.parts, a, b, alpha=alpha, beta=beta, out=out))
 
 
+@names_arguments
 def spgemm(
     a: Any,
     b: Any,
@@ -149,9 +163,15 @@ def spgemm(
     first, second = as_sparse(a), as_sparse(b, "b")
     stamp = None
     if nnz is None:
-        nnz, stamp = count_product(first, second, alpha, algorithm)
+        try:
+            nnz, stamp = count_product(first, second, alpha, algorithm)
+        except BadRequest as error:
+            raise error.renamed(NAMES_OF_PAIR) from None
     choices: dict[str, Any] = {"alpha": alpha, "algorithm": algorithm, "autotune": autotune}
-    values, rows, columns = ops.spgemm(*first.parts, *second.parts, nnz=nnz, stamp=stamp, **choices)
+    try:
+        values, rows, columns = ops.spgemm(*first.parts, *second.parts, nnz=nnz, stamp=stamp, **choices)
+    except BadRequest as error:
+        raise error.renamed(NAMES_OF_PAIR) from None
     form = SparseForm(SparseFormat.CSR, (first.shape[0], second.shape[1]), first.form.base)
     return SparseTensor.of_results(values, rows, columns, form)
 
@@ -177,6 +197,7 @@ def count_product(
 
 
 # -- triangles --------------------------------------------------------------------------------------------------------
+@names_arguments
 def spsv(
     a: Any,
     x: Any,
@@ -194,6 +215,7 @@ def spsv(
     )
 
 
+@names_arguments
 def spsm(
     a: Any,
     b: Any,
@@ -208,8 +230,12 @@ def spsm(
     return ops.spsm(*as_sparse(a).parts, b, alpha=alpha, uplo=uplo, diag=diag, trans=trans, out=out)
 
 
+@names_arguments
 def spsolve_triangular(A: Any, b: Any, lower: bool = True, *, unit_diagonal: bool = False) -> Any:
-    """The x of A · x = b for a triangle A, like `scipy.sparse.linalg`: `spsv` of a vector, `spsm` of a matrix."""
+    """The x of A · x = b, like `scipy.sparse.linalg`: `spsv` of a vector, `spsm` of a matrix.
+
+    A's other triangle, and with `unit_diagonal` its diagonal, may be stored, and are not read.
+    """
     check_array("b", b)
     check_bool("lower", lower)
     check_bool("unit_diagonal", unit_diagonal)
@@ -219,11 +245,13 @@ def spsolve_triangular(A: Any, b: Any, lower: bool = True, *, unit_diagonal: boo
 
 
 # -- conversions ------------------------------------------------------------------------------------------------------
+@names_arguments
 def todense(a: Any) -> Any:
     """The dense matrix: the request `sparse_to_dense`."""
     return ops.sparse_to_dense(*as_sparse(a).parts)
 
 
+@names_arguments
 def fromdense(a: Any, *, nnz: int | None = None, format: str = "csr", index_dtype: Any = "i32") -> SparseTensor:  # noqa: A002
     """The elements of a dense matrix that are not 0: the request `dense_to_sparse`.
 
@@ -238,6 +266,7 @@ def fromdense(a: Any, *, nnz: int | None = None, format: str = "csr", index_dtyp
     return SparseTensor(values, rows, columns, SparseForm(request.format, (m, n)))
 
 
+@names_arguments
 def prune(
     a: Any, *, threshold: float | None = None, percentage: float | None = None, nnz: int | None = None
 ) -> SparseTensor:
@@ -253,6 +282,7 @@ def prune(
     return csr(*run(request), (m, n))
 
 
+@names_arguments
 def sort(a: Any) -> SparseTensor:
     """The matrix with its elements sorted by row and column: the request `sparse_sort`, for COO or CSR."""
     matrix = as_sparse(a)
@@ -269,9 +299,10 @@ def product(a: SparseTensor, other: Any) -> Any:
 
 
 def left_product(a: SparseTensor, other: Any) -> Any:
-    """`other @ a`, as the transpose of Aᵀ times the transposed operand, or of each matrix of a batch."""
+    """`x @ a`, as the transpose of Aᵀ times the transposed operand, or of each matrix of a batch."""
     if is_sparse(other):
         return spgemm(other, a)
+    check_array("x", other)
     axes = getattr(other, "ndim", 2)
     if axes == 1:
         return spmv(a, other, trans=Operation.T)

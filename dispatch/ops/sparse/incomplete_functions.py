@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dispatch.checks import check_bool
+from dispatch.checks import check_bool, names_arguments
 from dispatch.core.matrix_choices import Operation
 from dispatch.errors import BadRequest, LinAlgError
 from dispatch.ops import sparse as ops
@@ -88,8 +88,9 @@ class IncompleteFactors:
         return f"IncompleteFactors({'L·U' if self._is_lu else 'L·Lᴴ'} of {self.matrix!r})"
 
 
+@names_arguments
 def ilu0(A: Any, *, check: bool = True) -> IncompleteFactors:
-    """L and U of A ≈ L · U without fill, by the request `ilu0`.
+    """L and U of A ≈ L · U without fill, by the request `ilu0`; CSC and COO are converted by `tocsr`.
 
     Every diagonal element is stored, and indices are sorted (`sort`) and i32. LinAlgError for a pivot that is 0, after
     waiting for the status; with `check=False` there is no check.
@@ -97,6 +98,7 @@ def ilu0(A: Any, *, check: bool = True) -> IncompleteFactors:
     return IncompleteFactors(as_sparse(A, "A"), is_lu=True, check=check)
 
 
+@names_arguments
 def ic0(A: Any, *, check: bool = True) -> IncompleteFactors:
     """L of A ≈ L · Lᴴ without fill, for a Hermitian positive definite A, by the request `ic0`; `check` as in `ilu0`."""
     return IncompleteFactors(as_sparse(A, "A"), is_lu=False, check=check)

@@ -89,7 +89,7 @@ class PruneToCsrRequest(PruneRequest["tuple[Tensor, Tensor, Tensor]"]):
 
     def check_fields(self) -> None:
         super().check_fields()
-        check_int("nnz", self.nnz, 0, MAX_NNZ)
+        check_int("nnz", self.nnz, 0, min(self.a.size, MAX_NNZ))
 
     def outputs(self) -> dict[str, Output]:
         return {

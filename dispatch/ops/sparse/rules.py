@@ -168,7 +168,9 @@ def first_matrix_layout(request: Any, layout: Layout) -> Layout:
 
 
 def dense_batch_orders(request: Any) -> str:
-    """Each matrix row-major or column-major, contiguous; and A with elements if something is added."""
+    """Each matrix row-major or column-major, apart from the others; B may be one for all. A needs elements if something
+    is added.
+    """
     for name in ("b", "out"):
         layout = request.layout_of(name)
         one = first_matrix_layout(request, layout)
@@ -178,8 +180,9 @@ def dense_batch_orders(request: Any) -> str:
         if not orders:
             wanted = f"each matrix of {name} row-major or column-major, with adjacent elements in each line"
             return f"needs {wanted}, has {layout}: copy it"
-        if layout.shape[0] > 1 and layout.strides[0] * layout.dtype.itemsize < one.high - one.low:
-            return f"needs the matrices of {name} contiguous, has {layout}: copy it"
+        step, is_shared = layout.strides[0], name == "b" and not layout.strides[0]
+        if layout.shape[0] > 1 and not is_shared and step * layout.dtype.itemsize < one.high - one.low:
+            return f"needs the matrices of {name} one after another, without common elements, has {layout}: copy it"
     if nnz_of(request) or not request.reads_added:
         return ""
     return "needs matrices with elements if an operand is added, has none"
@@ -219,9 +222,17 @@ def elements_where_needed(request: Any) -> str:
 
 def spgemm_reuse(request: Any) -> str:
     """Fixed patterns of i32 indices from 0 on for SpGEMMreuse's algorithms, which only multiply and do not count."""
-    if request.algorithm not in REUSE_ALGORITHMS or getattr(request, "reuses", False):
+    if request.algorithm not in REUSE_ALGORITHMS:
         return ""
-    return f"needs spgemm of fixed patterns with i32 indices and base 0 for {request.algorithm.name}: pass a.fixed()"
+    name = request.algorithm.name
+    if request.op == "spgemm_nnz":
+        hint = "leave it out here, and pass it to spgemm of a.fixed() and b.fixed()"
+        return f"needs an algorithm that counts, has {name}, which only multiplies fixed patterns: {hint}"
+    if None in (request.form.pattern, request.b_form.pattern):
+        return f"needs spgemm of fixed patterns for {name}: pass a.fixed() and b.fixed()"
+    if request.rows.dtype is not I32:
+        return f"needs i32 indices for {name}, has {request.rows.dtype}"
+    return f"needs base 0 for {name}, has {request.form.base}" if request.form.base else ""
 
 
 def same_index_dtype(request: Any) -> str:

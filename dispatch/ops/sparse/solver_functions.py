@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.checks import check_bool, shown
+from dispatch.checks import check_bool, names_arguments, shown
 from dispatch.device.tensor import Tensor
-from dispatch.errors import BadRequest, LinAlgError
+from dispatch.errors import BadRequest, LinAlgError, type_shown
 from dispatch.keys import did_you_mean
 from dispatch.ops import sparse as ops
 from dispatch.ops.sparse.block_jacobi_functions import BlockJacobi, block_jacobi
@@ -56,7 +56,7 @@ def refuse_host(a: Any, callback: Any) -> None:
         raise BadRequest("callback", shown(callback), f"None: {ONE_LAUNCH}", hint)
     if callable(a) or hasattr(a, "matvec"):
         hint = "build its matrix, or write the iteration with requests of dispatch"
-        raise BadRequest("A", f"a {type(a).__name__}", f"a sparse matrix: {ONE_LAUNCH}", hint)
+        raise BadRequest("A", type_shown(a), f"a sparse matrix: {ONE_LAUNCH}", hint)
 
 
 def iterate(
@@ -110,7 +110,7 @@ def kind_of_m(m: Any, *, takes_factors: bool) -> Preconditioner:
     elif getattr(m, "ndim", 0) == BLOCKS:
         kind = Preconditioner.BLOCK_JACOBI
     else:
-        raise BadRequest("M", f"a {type(m).__name__}", expected)
+        raise BadRequest("M", type_shown(m), expected)
     if kind.is_factored and not takes_factors:
         raise BadRequest(
             "M", shown(m), expected, "minres does not support incomplete factors; cg, bicgstab and gmres do"
@@ -150,6 +150,7 @@ def _number(given: Any) -> Any:
     return given.item() if isinstance(given, Tensor) or hasattr(given, "item") else np.asarray(given).item()
 
 
+@names_arguments
 def cg(
     A: Any,
     b: Any,
@@ -174,6 +175,7 @@ def cg(
     return iterate(ops.cg, A, b, x0, M, check, callback, {"rtol": rtol, "atol": atol, "maxiter": maxiter})
 
 
+@names_arguments
 def bicgstab(
     A: Any,
     b: Any,
@@ -190,6 +192,7 @@ def bicgstab(
     return iterate(ops.bicgstab, A, b, x0, M, check, callback, {"rtol": rtol, "atol": atol, "maxiter": maxiter})
 
 
+@names_arguments
 def gmres(
     A: Any,
     b: Any,
@@ -203,11 +206,15 @@ def gmres(
     callback: None = None,
     check: bool = False,
 ) -> Any:
-    """Like `cg`, for any A, in cycles of `restart` iterations, 20 if left out: the request `gmres`."""
+    """Like `cg`, for any A, in cycles of `restart` iterations, 20 if left out: the request `gmres`.
+
+    `maxiter` counts cycles, and info iterations.
+    """
     choices = {"rtol": rtol, "atol": atol, "maxiter": maxiter, "restart": 20 if restart is None else restart}
     return iterate(ops.gmres, A, b, x0, M, check, callback, choices)
 
 
+@names_arguments
 def minres(
     A: Any,
     b: Any,

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from dispatch.checks import check_type, shown
+from dispatch.checks import check_type, names_arguments, shown
 from dispatch.device.device import Device
 from dispatch.device.external_memory import from_dlpack
 from dispatch.device.registry import device as device_of
-from dispatch.errors import BadRequest, BadType
+from dispatch.errors import BadRequest, BadType, type_shown
 from dispatch.keys import F16, Dtype
 from dispatch.ops.sparse.form import SparseForm, SparseFormat
 from dispatch.ops.sparse.tensor import SparseTensor
@@ -30,6 +30,7 @@ TORCH_LAYOUTS = {
 }
 
 
+@names_arguments
 def sparse_tensor(matrix: Any, *, device: Device | str | None = None, validate: bool = False) -> SparseTensor:
     """A matrix of scipy.sparse, cupyx.scipy.sparse or torch in CSR, CSC, COO or BSR, over the same memory.
 
@@ -49,7 +50,7 @@ def sparse_tensor(matrix: Any, *, device: Device | str | None = None, validate: 
         )
     else:
         hint = "dispatch.sparse.csr(values, rows, columns, shape) makes one from arrays"
-        raise BadType("matrix", f"a {type(matrix).__name__}", "a sparse matrix of SciPy, CuPy or torch", hint)
+        raise BadType("matrix", type_shown(matrix), "a sparse matrix of SciPy, CuPy or torch", hint)
     if device is not None:
         home = device if isinstance(device, Device) else device_of(device)
         parts = tuple(home.array(part) for part in parts)
@@ -125,6 +126,7 @@ def of_torch(matrix: Any) -> tuple[tuple[Any, ...], SparseForm]:
 
 
 # -- the reverse --------------------------------------------------------------------------------------------------
+@names_arguments
 def to_scipy(a: SparseTensor) -> Any:
     """The matrix as an array of scipy.sparse: over the same memory on the host, and copied from a GPU, with base 0.
 
@@ -147,6 +149,7 @@ def to_scipy(a: SparseTensor) -> Any:
     return made((values, indices, offsets), shape=a.shape, copy=False)
 
 
+@names_arguments
 def to_torch(a: SparseTensor) -> Any:
     """The matrix as a sparse tensor of torch over the same memory; BadRequest with base 1, which torch lacks."""
     import torch

@@ -78,8 +78,7 @@ class PairRequest(SparseRequest[R_co]):
         for name, form in (("form", self.form), ("b_form", self.b_form)):
             kind = SparseFormat(form.format)  # type: ignore[arg-type]  # it is a member since it was checked
             if kind is not SparseFormat.CSR:
-                hint = "csr2csc converts from CSC" if kind is SparseFormat.CSC else ""
-                raise BadRequest(f"{name}.format", kind.name, "CSR", hint)
+                raise BadRequest(f"{name}.format", kind.name, "CSR", "dispatch.sparse.tocsr converts the matrix")
         if self.form.shape[1] != self.b_form.shape[0]:
             wanted = f"{self.form.shape[1]} rows, the columns of the first matrix"
             raise BadRequest("b_form.shape", str(self.b_form.shape), wanted)
@@ -88,7 +87,9 @@ class PairRequest(SparseRequest[R_co]):
         for name in ("columns", "b_rows", "b_columns"):
             tensor: Tensor = getattr(self, name)
             if tensor.dtype is not self.rows.dtype:
-                raise BadRequest(name, str(tensor.layout), f"{self.rows.dtype}, the dtype of rows", "x.astype(…)")
+                dtype = self.rows.dtype
+                hint = f'{name}.astype("{dtype}")'
+                raise BadRequest(name, str(tensor.layout), f"{dtype}, the dtype of the first matrix's rows", hint)
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,9 +146,16 @@ class SpgemmRequest(PairRequest["tuple[Tensor, Tensor, Tensor]"]):
         fits = self.rows.dtype is I32 and not self.form.base
         return is_fixed and fits and self.nnz > 0 and self.algorithm in REUSING_ALGORITHMS
 
+    @property
+    def most_elements(self) -> int:
+        """An upper bound of the product's elements: each of a matrix meets at most a whole line of the other."""
+        (m, _), (_, n) = self.form.shape, self.b_form.shape
+        of_a, of_b = self.values.shape[0], self.b_values.shape[0]
+        return min(m * n, of_a * n, m * of_b, of_a * of_b, MAX_NNZ)
+
     def check_operands(self) -> None:
         super().check_operands()
-        check_int("nnz", self.nnz, 0, MAX_NNZ)
+        check_int("nnz", self.nnz, 0, self.most_elements)
 
     def outputs(self) -> dict[str, Output]:
         index = self.rows.dtype

@@ -9,10 +9,10 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-from dispatch.checks import check_bool
+from dispatch.checks import check_bool, names_arguments
 from dispatch.device.frameworks.frameworks import framework_of
 from dispatch.device.tensor import Tensor
-from dispatch.errors import BadRequest, BadType
+from dispatch.errors import BadRequest, BadType, type_shown
 from dispatch.ops.sparse.form import SparseForm, SparseFormat, check_form, check_parts, transposed
 
 if TYPE_CHECKING:
@@ -163,8 +163,9 @@ class SparseTensor:
         return SparseTensor.densified(self)
 
     def __array__(self, *_given: Any, **_choices: Any) -> NoReturn:
-        """Refused: NumPy would hold the object itself."""
-        hint = "a.todense() makes a dense tensor, dispatch.sparse.to_scipy(a) a sparse array"
+        """Refused: NumPy would hold the object itself. SciPy's `m @ a` of a sparse matrix m calls it, too."""
+        hint = "a.todense() makes a dense tensor, dispatch.sparse.to_scipy(a) a sparse array; "
+        hint += "for m @ a of a sparse matrix m of SciPy call dispatch.sparse.spgemm(m, a)"
         raise TypeError(f"a SparseTensor cannot be converted to a NumPy array: {hint}")
 
     def __matmul__(self, other: Any) -> Any:
@@ -193,10 +194,11 @@ def as_tensor(name: str, given: Any) -> Tensor:
         return given
     framework = framework_of(type(given))
     if framework is None:
-        raise BadType(name, f"a {type(given).__name__}", "a tensor, or an array of another library", "dev.array(x)")
+        raise BadType(name, type_shown(given), "a tensor, or an array of another library", "dev.array(x)")
     return framework.tensor(name, given)
 
 
+@names_arguments
 def csr(
     values: Any, rows: Any, columns: Any, shape: tuple[int, int], *, base: int = 0, validate: bool = False
 ) -> SparseTensor:
@@ -204,6 +206,7 @@ def csr(
     return SparseTensor(values, rows, columns, SparseForm(SparseFormat.CSR, shape, base), validate=validate)
 
 
+@names_arguments
 def csc(
     values: Any, rows: Any, columns: Any, shape: tuple[int, int], *, base: int = 0, validate: bool = False
 ) -> SparseTensor:
@@ -211,6 +214,7 @@ def csc(
     return SparseTensor(values, rows, columns, SparseForm(SparseFormat.CSC, shape, base), validate=validate)
 
 
+@names_arguments
 def coo(
     values: Any, rows: Any, columns: Any, shape: tuple[int, int], *, base: int = 0, validate: bool = False
 ) -> SparseTensor:
@@ -218,6 +222,7 @@ def coo(
     return SparseTensor(values, rows, columns, SparseForm(SparseFormat.COO, shape, base), validate=validate)
 
 
+@names_arguments
 def bsr(
     values: Any, rows: Any, columns: Any, shape: tuple[int, int], *, base: int = 0, validate: bool = False
 ) -> SparseTensor:

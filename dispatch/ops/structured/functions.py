@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.checks import check_bool
+from dispatch.checks import check_bool, names_arguments
 from dispatch.core.request import run
-from dispatch.errors import BadRequest, BadType
+from dispatch.errors import BadRequest, BadType, type_shown
 from dispatch.keys import F32, Compute, Dtype
 from dispatch.ops import structured as ops
 from dispatch.ops.structured.form import ON_HOST, PruneAlgorithm, StructuredForm, dense_step, group_of
@@ -28,16 +28,19 @@ __all__ += ["compress", "is_structured", "linear", "made_by", "matmul", "prune",
 BATCH = 3  # axes
 
 
+@names_arguments
 def prune(a: Any, *, algorithm: PruneAlgorithm | str = "strip", out: Any = None) -> Any:
     """The matrix with small elements set to zero: the request `prune_2_4`."""
     return ops.prune_2_4(a, algorithm=algorithm, out=out)
 
 
+@names_arguments
 def is_structured(a: Any) -> bool:
     """Whether a dense matrix can be compressed: the request `check_2_4`; waits for the result."""
     return not int(run(ops.Check24Request(a)).item())
 
 
+@names_arguments
 def compress(a: Any, *, validate: bool = False) -> StructuredTensor:
     """A structured matrix compressed: the request `compress_2_4`; `validate` checks it first, and waits for that."""
     request = ops.Compress24Request(a)
@@ -61,7 +64,7 @@ def made_by(device: Device) -> str:
 def as_structured(a: Any, name: str = "a") -> StructuredTensor:
     """A compressed operand; BadType for any other."""
     if not isinstance(a, StructuredTensor):
-        raise BadType(name, f"a {type(a).__name__}", "a StructuredTensor", f"compress({name}) makes one")
+        raise BadType(name, type_shown(a), "a StructuredTensor", f"compress({name}) makes one")
     return a
 
 
@@ -81,7 +84,7 @@ def linear(x: Any, weight: StructuredTensor, bias: Any = None, **choices: Any) -
         raise BadRequest("weight", repr(w), "one matrix (m, k), not transposed")
     shape = getattr(x, "shape", None)
     if not shape:
-        shown_x = f"a {type(x).__name__}" if shape is None else "one number, without axes"
+        shown_x = type_shown(x) if shape is None else "one number, without axes"
         raise BadType("x", shown_x, f"a tensor {w.dtype}[…, {w.shape[-1]}]", "dispatch.device().array(x) makes one")
     lead = tuple(shape[:-1])
     lines = x if len(lead) == 1 else x.reshape(-1, shape[-1])
@@ -111,6 +114,7 @@ def error_about_x(error: BadRequest, x: Any, w: StructuredTensor) -> BadRequest:
     return error.renamed({"b": "x"})
 
 
+@names_arguments
 def todense(a: StructuredTensor) -> Any:
     """The dense matrix: on the host exactly, on a GPU as the product with the identity, `matmul_2_4`."""
     compressed = as_structured(a)

@@ -11,6 +11,7 @@ from collections import deque
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from dispatch.core.user_code import is_of_user_code
 from dispatch.errors import BadRequest, DeadlineExceeded, DependencyFailed, WorkerFailed, error_text
 from dispatch.supervise import trace
 from dispatch.supervise.cuda_worker import BATCH
@@ -207,6 +208,9 @@ class JobRunner:
             except BaseException as error:  # a user's request may raise anything, and it must be reported
                 if self.device.fault is not None:
                     raise
+                if isinstance(error, Exception) and is_of_user_code(error, request):
+                    self._fail(job, error)
+                    return None
                 refusal = WorkerFailed(f"worker {self.queue.index} could not prepare a request: {error_text(error)}")
                 refusal.__cause__ = error
             if refusal is not None:

@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import sys
+import traceback
 from time import monotonic
 from typing import Any
 
@@ -27,6 +28,7 @@ from dispatch.supervise.process.mailbox import mailboxes
 __all__ = ["main"]
 
 PR_SET_PDEATHSIG = 1
+MAX_TRACEBACK_CHARS = 20_000  # of a message to the parent, which must fit into the socket
 
 
 def main(words: str) -> None:
@@ -36,9 +38,10 @@ def main(words: str) -> None:
     `started` is the parent's time.monotonic(), a clock that all processes share: the child reports how long its start
     took.
     """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked by the parent until it is ignored
     config = json.loads(words)
     _die_with(config["parent"])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     control = socket.socket(fileno=config["control"])
     for module in config["setup"]:
         _import(module, control)
@@ -70,14 +73,15 @@ def main(words: str) -> None:
 
 
 def _import(module: str, control: socket.socket) -> None:
-    """Import a module of `setup`; the parent is told which one failed, and the traceback goes to stderr."""
+    """Import a module of `setup`; if that fails, this process ends, and the parent is told where and why."""
     try:
         importlib.import_module(module)
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001  # raised by the parent
         text = f"setup: importing {module!r} raised {error_text(error)}"
+        lines = "".join(traceback.format_tb(error.__traceback__, -messages.MAX_FRAMES))
         with contextlib.suppress(OSError):  # the parent has ended
-            control.send(json.dumps(["setup failed", text]).encode())
-        raise
+            control.send(json.dumps(["setup failed", text, lines[-MAX_TRACEBACK_CHARS:]]).encode())
+        sys.exit(1)
 
 
 def _wait_for_go(control: socket.socket) -> tuple[dict[int, tuple[int, int]], bool]:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from cudabind._fork import guard
 from dispatch.errors import WorkerFailed
 from dispatch.supervise.process.mailbox import mailbox_file, mailboxes
-from dispatch.supervise.process.messages import Connection, wait_readable
+from dispatch.supervise.process.messages import Connection, add_traceback, wait_readable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -95,15 +95,20 @@ class Child:
             }
             main = "from dispatch.supervise.process.child_main import main; main(sys.argv[1])"
             code = f"import sys; sys.path[:] = {sys.path!r}; {main}"
-            self.process = subprocess.Popen(
-                [sys.executable, *interpreter_options(), "-c", code, json.dumps(config)],
-                pass_fds=[control.fileno(), *link_fds, *([fd] if fd >= 0 else [])],
-                stdin=subprocess.DEVNULL,
-            )
+            # It inherits the mask: Ctrl-C before the child ignores it would print a traceback.
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                self.process = subprocess.Popen(
+                    [sys.executable, *interpreter_options(), "-c", code, json.dumps(config)],
+                    pass_fds=[control.fileno(), *link_fds, *([fd] if fd >= 0 else [])],
+                    stdin=subprocess.DEVNULL,
+                )
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             parent_ends.pop_all()  # from now on `disconnect` closes them
         self.was_sent_go = self.is_ready = False
         self.was_killed = False  # or stopped, by another process, before it was ready
-        self.setup_failure = ""  # which module of `setup` could not be imported, and why
+        self.setup_failure = ("", "")  # which module of `setup` could not be imported, and why; the traceback
         self._go: bytes | None = None  # the "go" message, until its connection had room for it
         self.blocked_errno = 0  # the errno, one of FULL, because of which it does not know all chunks yet
         self.start_seconds: dict[str, float] = {}  # seconds for each step of its start
@@ -175,7 +180,7 @@ class Child:
         if message[0] == "ready":
             self.is_ready, self.start_seconds = True, message[1]
         elif message[0] == "setup failed":
-            self.setup_failure = message[1]
+            self.setup_failure = message[1], message[2]
         return message
 
     def wait_until_ready(self, stop: Callable[[], bool] = lambda: False) -> None:
@@ -200,8 +205,12 @@ class Child:
                 status = self.process.returncode
                 self.was_killed = why != "ended" or status < 0
                 how = f"ended with status {status}" if why == "ended" else why
-                cause = f": {self.setup_failure}" if self.setup_failure else ""
-                raise WorkerFailed(f"the child process {how} before it was ready{cause}; its output is on stderr")
+                cause, lines = self.setup_failure
+                why = f": {cause}" if cause else "; its output is on stderr"
+                error = WorkerFailed(f"the child process {how} before it was ready{why}")
+                if lines:
+                    add_traceback(error, lines)
+                raise error
 
     def exit_state(self) -> str:
         """How it has ended: "ended", "was stopped" (by SIGSTOP), or "" while it runs; its connections may not show it.

@@ -34,6 +34,7 @@ __all__ = [
     "RUN",
     "Connection",
     "TensorLocation",
+    "add_traceback",
     "location_of",
     "pack_error",
     "pack_request",
@@ -243,8 +244,12 @@ def _note_traceback(error: BaseException | None) -> None:
     """
     if error is None or isinstance(error, (DispatchError, CudaError)) or error.__traceback__ is None:
         return
-    lines = "".join(traceback.format_tb(error.__traceback__, -MAX_FRAMES)).rstrip()
-    note = f"In the child process (most recent call last):\n{lines}"
+    add_traceback(error, "".join(traceback.format_tb(error.__traceback__, -MAX_FRAMES)))
+
+
+def add_traceback(error: BaseException, lines: str) -> None:
+    """Add the traceback of a child's error, as text, as a note."""
+    note = f"In the child process (most recent call last):\n{lines.rstrip()}"
     notes = getattr(error, "__notes__", ())
     # What `add_note` does, which Python 3.10 lacks (there the note is kept, but not shown).
     if note not in notes:  # several requests may have the same error

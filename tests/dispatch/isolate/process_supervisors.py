@@ -21,7 +21,7 @@ def open_supervisor(trouble):
     made = []
 
     def make(**options):
-        sup = dp.Supervisor("host", isolation="process", setup=(trouble.__name__,), **{"streams": 2, **options})
+        sup = dp.Supervisor("host", isolation="process", **{"setup": (trouble.__name__,), "streams": 2, **options})
         made.append(sup)
         return sup
 

@@ -130,8 +130,20 @@ def test_a_class_that_the_child_cannot_import_is_refused_with_a_hint(trouble):
         sup.close()
 
 
-def test_a_setup_that_fails_is_raised_where_the_supervisor_is_made(capfd):
-    cause = r"before it was ready: setup: importing 'no_such_module' raised ModuleNotFoundError\("
-    with pytest.raises(WorkerFailed, match=cause):
-        dp.Supervisor("host", isolation="process", setup=("no_such_module",))
-    assert "no_such_module" in capfd.readouterr().err
+def test_a_setup_that_fails_is_raised_where_the_supervisor_is_made(capfd, tmp_path, monkeypatch):
+    (tmp_path / "needs_more.py").write_text("import no_such_module\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    cause = r"before it was ready: setup: importing 'needs_more' raised ModuleNotFoundError\(.*no_such_module"
+    with pytest.raises(WorkerFailed, match=cause) as caught:
+        dp.Supervisor("host", isolation="process", setup=("needs_more",))
+    assert any("needs_more.py" in note and "import no_such_module" in note for note in caught.value.__notes__)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_child_that_ctrl_c_meets_as_it_starts_says_nothing(capfd, tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with dp.Supervisor("host", isolation="process", streams=1) as sup:
+        assert sup.submit(dp.SoftmaxRequest(vector(sup.device))).result(PATIENCE) is not None
+    sup.device.close()
+    assert capfd.readouterr().err == ""

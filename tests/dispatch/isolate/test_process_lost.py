@@ -44,6 +44,18 @@ def open_late(self):
 
 HostChild._open = open_late
 """
+DEFECT = """
+from dispatch.core.host_plan import NumpyPlan
+check = NumpyPlan._check_names
+
+def fail(plan, request, results, outputs):
+    if request.op == "softmax":
+        raise RuntimeError("a defect")
+    check(plan, request, results, outputs)
+
+fail.__globals__["__name__"] = "dispatch.with_a_defect"
+NumpyPlan._check_names = fail
+"""
 
 
 # -- the child is lost ----------------------------------------------------------------------------------------------
@@ -164,12 +176,14 @@ def test_a_request_whose_operand_was_overwritten_behind_it_is_not_run_again(open
             y.numpy()
 
 
-def test_a_defect_costs_its_request_and_no_process(open_supervisor, rng):
-    with open_supervisor(streams=1) as sup:
+def test_a_defect_costs_its_request_and_no_process(open_supervisor, rng, tmp_path, monkeypatch):
+    (tmp_path / "with_a_defect.py").write_text(DEFECT)
+    monkeypatch.syspath_prepend(tmp_path)
+    with open_supervisor(streams=1, setup=("with_a_defect",)) as sup:
         request, right = pair(sup.device, rng)
         pid = child_of(sup)
-        broken, good = sup.submit_many([trouble_of(sup, "raise"), request])
-        with pytest.raises(WorkerFailed, match="a defect"):
+        broken, good = sup.submit_many([dp.SoftmaxRequest(sup.device.zeros((3, 4))), request])
+        with pytest.raises(WorkerFailed, match=r"softmax.*a defect"):
             broken.result(PATIENCE)
         assert close(good.result(PATIENCE), right)
         assert (child_of(sup), sup.generation) == (pid, 1)

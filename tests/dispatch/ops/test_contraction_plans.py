@@ -1,5 +1,6 @@
 """Plans of cuTENSOR's over a stand-in of it: every row for GPUs through its cases, and what is called with what."""
 
+import ctypes
 import gc
 import importlib.util
 from pathlib import Path
@@ -13,7 +14,7 @@ from cudabind.errors import CutensorError
 from dispatch.core.row import refusals
 from dispatch.errors import NoRow, Refused
 from dispatch.keys import HALF
-from dispatch.ops.contraction import tune
+from dispatch.ops.contraction import empty_product, tune
 from dispatch.ops.contraction.cases import cases
 from dispatch.ops.contraction.product import product_of
 from dispatch.table import contract_cublaslt
@@ -288,3 +289,54 @@ def test_a_choice_of_cutensors_kernel_is_nothing_to_cublaslt(dev):
         request = dp.ContractRequest("ik,kj->ij", a, a, **choices)
         assert words in str(refusals(product, request, request.signature())[0])
         assert "cutensor" in (dp.explain(request).row.stands_for, dp.explain(request).row.library)
+
+
+class Memsets:
+    """The driver's memsets, over memory of the host; `called` has their names."""
+
+    def __init__(self):
+        self.called = []
+
+    def cuMemsetD16Async(self, at, value, count, _):
+        self._fill("D16", at, np.uint16, 1, value, 1, count)
+
+    def cuMemsetD32Async(self, at, value, count, _):
+        self._fill("D32", at, np.uint32, 1, value, 1, count)
+
+    def cuMemsetD2D32Async(self, at, pitch, value, width, height, _):
+        self._fill("D2D32", at, np.uint32, pitch // 4, value, width, height)
+
+    def _fill(self, name, at, kind, pitch, value, width, height):
+        self.called.append(name)
+        size = ((height - 1) * pitch + width) * np.dtype(kind).itemsize
+        memory = np.frombuffer((ctypes.c_char * size).from_address(at), kind)
+        for line in range(height):
+            memory[line * pitch : line * pitch + width] = value
+
+
+@pytest.mark.parametrize(("dtype", "called"), [
+    ("f16", ["D16"]), ("bf16", ["D16"]), ("f32", ["D32"]), ("f64", ["D2D32"] * 2), ("c64", ["D2D32"] * 2),
+    ("c128", ["D2D32"] * 4),
+])  # fmt: skip
+def test_products_over_an_empty_mode_are_alpha(dtype, called, dev, executor, monkeypatch):
+    driver = Memsets()
+    monkeypatch.setattr(empty_product, "driver", driver)
+    row = row_of("reduce_modes", dtype, "64F" if dtype in ("f64", "c128") else "32F")
+    a = dev.zeros((2, 0, 3), dtype)
+    for alpha in (1.0, -2.5, 1 + 2j if dtype[0] == "c" else 3.0):
+        driver.called.clear()
+        request = dp.ReduceModesRequest("abc->ca", a, reduce="mul", alpha=alpha)
+        assert not refusals(row, request, request.signature())
+        plan, result = run(request, executor, row)
+        assert plan.is_bare
+        np.testing.assert_array_equal(result.numpy(), np.full((3, 2), alpha, result.numpy().dtype))
+        np.testing.assert_array_equal(dp.run(request).numpy(), result.numpy())
+        assert driver.called == called
+    assert not executor.library.executed
+    _, zeros = run(dp.ReduceModesRequest("abc->ca", a, reduce="mul", alpha=0.0), executor, row)
+    assert (zeros.numpy() == 0).all()
+    gaps = dev.zeros((3, 4), dtype)[:, :2]
+    request = dp.ReduceModesRequest("abc->ca", a, reduce="mul", out=gaps)
+    assert "an empty product must be written to a result without gaps" in str(
+        refusals(row, request, request.signature())
+    )

@@ -1,5 +1,7 @@
 """einsum and its kind as NumPy's and torch's users call them: edges, empty tensors, many modes, words of errors."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -70,8 +72,20 @@ def test_tensors_without_elements(rng):
     empty = [np.ones(shape) for shape in ((2, 3), (0, 3), (2, 1))]
     for optimize in ("auto", "dp", "greedy", "optimal"):
         assert dp.einsum("eg,ac,eb->a", *empty, optimize=optimize).shape == (0,)
-    with pytest.raises(NoRow, match="has none: of an empty mode only sums are defined"):
-        T.prod(np.zeros((2, 0)), 1)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16"])
+def test_products_over_an_empty_axis_are_ones_as_in_numpy(dtype):
+    x = np.zeros((0, 3), dtype)
+    for axis in (0, None):
+        np.testing.assert_array_equal(T.prod(x, axis), np.prod(x, axis))
+    assert T.prod(x, 1).shape == (0,)
+    np.testing.assert_array_equal(dp.reduce_modes("ab->b", x, reduce="mul", alpha=2.5), np.full(3, 2.5, dtype))
+    with pytest.raises(NoRow, match=r"an empty product must be written to a result .* without an added operand"):
+        dp.reduce_modes("ab->b", x, reduce="mul", c=np.ones(3, dtype))
+    for largest in (T.max, T.min):  # NumPy raises a ValueError, too
+        with pytest.raises(BadRequest, match="empty along a; expected at least one element, for MAX and MIN"):
+            largest(x.real, 0)
 
 
 @pytest.mark.parametrize("shape", [(0, 0), (2, 2), (3, 5), (0, 3)])
@@ -153,11 +167,36 @@ def test_the_path_of_tensors_has_the_conversions_between_their_dtypes():
 
 
 def test_what_is_missing_is_named():
-    for call in (lambda: dp.einsum("ij->ji"), lambda: dp.einsum(None, np.ones(2))):
+    for call in (lambda: dp.einsum("ij->ji"), dp.einsum, lambda: dp.einsum(operands=np.ones(2))):
         with pytest.raises(TypeError, match=r"einsum\(\) takes a spec and operands"):
             call()
+    x = np.ones((3, 4))
+    for call in (lambda: dp.einsum(None, x), lambda: dp.einsum(None, [x]), lambda: T.einsum_path(None, (2, 3))):
+        with pytest.raises(BadRequest, match="spec: got None; expected a spec such as"):
+            call()
+    for given, shown in ((None, "None"), (3, "an int"), ("x", "a str")):
+        with pytest.raises(
+            BadRequest, match=rf"operands\[0\]: got {shown}; expected a dispatch Tensor, or an array of"
+        ):
+            dp.einsum("ij->ji", given)
     with pytest.raises(BadRequest, match="grad: got None; expected f64"):
         T.einsum_vjp("i->", np.ones(2), grad=None)
+
+
+@pytest.mark.parametrize(("spec", "sign"), [("i$->i", "$"), ("i1->i", "1"), ("i(->i", "("), ("ij->j_", "_")])
+def test_modes_of_a_string_are_letters(spec, sign):
+    x = np.ones((2, 3))
+    for call in (lambda: dp.einsum(spec, x), lambda: dp.reduce_modes(spec, x), lambda: T.einsum_path(spec, x)):
+        with pytest.raises(
+            BadRequest, match=rf"spec: got '.*'; expected letters, .* not '{re.escape(sign)}'. Hint: lists"
+        ):
+            call()
+
+
+def test_modes_of_lists_have_any_names_and_letters_beyond_ascii_are_letters():
+    x = np.arange(6.0).reshape(2, 3)
+    np.testing.assert_array_equal(dp.einsum([["$", 1], [1]], x), x.sum(0))
+    np.testing.assert_array_equal(dp.einsum("\u00e9\u0142->\u0142", x), x.sum(0))
 
 
 def test_an_ellipsis_is_shown_as_dots():

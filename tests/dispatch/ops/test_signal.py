@@ -192,7 +192,7 @@ def test_times_of_an_inverse_stand_where_scipy_has_them(order, rng):
         (lambda x, _: dp.signal.stft(x, padded=3), "padded: got 3; expected a bool"),
         (lambda x, _: dp.signal.welch(x, return_onesided=2), "return_onesided: got 2; expected a bool"),
         (lambda *_: dp.signal.fftconvolve([1, 2], [3]), "in1: got a list; expected a tensor"),
-        (lambda x, _: dp.signal.oaconvolve(x, 2), "in2: got a int; expected a tensor"),
+        (lambda x, _: dp.signal.oaconvolve(x, 2), "in2: got an int; expected a tensor"),
         (lambda x, _: dp.signal.fftconvolve(x[0], x[0]), "in1: got no axes"),
     ],
 )

@@ -100,7 +100,7 @@ REFUSED = [  # what is asked with a maker of zeros, the operand that is named, w
     (lambda z: SoftmaxRequest(z(3), out=z(4)),           "out",       "f32[4]",     "f32[3]"),
     (lambda z: SoftmaxRequest(z(3), out=z(3, dtype="f16")), "out",    "f16[3]",     "f32[3]"),
     (lambda z: SoftmaxBwdRequest(z(3), z(4)),       "dy",        "f32[4]",     "f32[3], as y"),
-    (lambda z: SoftmaxBwdRequest(z(3), None),       "dy",        "NoneType",   "Tensor"),
+    (lambda z: SoftmaxBwdRequest(z(3), None),       "dy",        "None",       "Tensor"),
 ]
 # fmt: on
 

@@ -95,6 +95,19 @@ def test_a_batch_is_one_call_where_the_library_has_words_for_it(name, by_rows, e
     np.testing.assert_allclose(dp.run(request).numpy(), 2 * dense @ b)
 
 
+@pytest.mark.parametrize("name", ["CSR, one of each", "CSR, one for all", "COO, one for all", "COO, one of each"])
+def test_with_one_b_for_all_there_is_a_call_for_each(name, executor, rng):
+    """The library does not document a stride of 0."""
+    (values, rows, columns), kind, dense, _ = batches(rng)[name]
+    b = rng.standard_normal((6, 4))
+    right = DEV.array(b).strided((3, 6, 4), (0, 4, 1))
+    parts = map(DEV.array, (values, rows, columns))
+    request = dp.BatchedSpmmRequest(*parts, dp.SparseForm(kind, (5, 6)), right, library="cusparse")
+    _, found = made(request, executor)
+    np.testing.assert_allclose(found, np.broadcast_to(dense @ b, (3, 5, 4)))
+    assert executor.library.called.count("cusparseSpMM") == 3
+
+
 @pytest.mark.parametrize("kind", ["csr", "coo"])
 @pytest.mark.parametrize("trans", ["t", "c"])
 def test_of_transposed_matrices_there_is_a_call_for_each(trans, kind, executor, rng):

@@ -40,7 +40,7 @@ INVALID = {
     "a base of 2": ({"base": 2}, "form.base: got 2"),
     "too wide for 31 bits": (
         {"shape": (2, 2**31)},
-        "rows: got i32.*expected i64, because indices need more than 31 bits",
+        "columns: got i32.*expected i64, because numbers up to 2147483648 need more than 31 bits",
     ),
     "indices of 16 bits": ({"index": "u4"}, "rows: got u32.*expected i32 or i64"),
 }
@@ -90,7 +90,7 @@ def refused():
         "out among what is read": (lambda: dp.sparse_mv(*square, x, out=x), "out: got memory that overlaps x"),
         "out among the indices": (lambda: dp.sparse_mv(*square, x, out=square.values), "out: got memory that overlaps values"),
         "products of other extents": (lambda: dp.spgemm(*a, *a, nnz=3), "b_form.shape: got .2, 3.; expected 3 rows"),
-        "products in CSC": (lambda: dp.spgemm_nnz(*a.T, *a), "form.format: got CSC; expected CSR. Hint: csr2csc converts"),
+        "products in CSC": (lambda: dp.spgemm_nnz(*a.T, *a), "form.format: got CSC; expected CSR. Hint: dispatch.sparse.tocsr converts"),
         "a wrong number of elements": (lambda: dp.spgemm(*square, *square, nnz=4), "nnz: got 4; expected 3, the number that spgemm_nnz counts"),
         "a negative number of elements": (lambda: dp.spgemm(*square, *square, nnz=-1), "nnz: got -1"),
         "two bases": (lambda: dp.spgemm_nnz(*square, *square.parts[:3], square.form._replace(base=1)), "b_form.base: got 1; expected 0"),

@@ -62,7 +62,7 @@ def test_what_ell_cannot_do_is_said():
     sell, blocked = S.tosell(np.eye(4)), S.toblocked_ell(np.eye(4), block=2)
     for call, words in (
         (lambda: sell @ [1.0, 1.0], "x: got a list; expected a vector of 4 elements"),
-        (lambda: blocked @ 3, "b: got a int; expected a matrix of 4 rows"),
+        (lambda: blocked @ 3, "b: got an int; expected a matrix of 4 rows"),
     ):
         with pytest.raises(BadType, match=words):
             call()

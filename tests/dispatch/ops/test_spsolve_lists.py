@@ -274,7 +274,7 @@ def test_bad_requests_are_refused_by_name(rng, matrices):
         ({"rows": rows[0]}, "rows: got .*expected a list"),
         ({"form": form[0]}, "form: got .*expected a list with one item for each matrix"),
         ({"b": None}, "b: got None; expected a list"),
-        (with_one("values", 2, None), r"values\[2\]: got a NoneType; expected a dispatch Tensor"),
+        (with_one("values", 2, None), r"values\[2\]: got None; expected a dispatch Tensor"),
         (with_one("form", 1, None), r"form\[1\]: got None; expected a SparseForm"),
         (with_one("form", 1, wide), r"form\[1\]\.shape: got \(12, 13\); expected a square matrix"),
         (with_one("form", 1, form[1]._replace(format="csc")), r"form\[1\]\.format: got CSC; expected CSR"),

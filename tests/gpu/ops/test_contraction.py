@@ -51,6 +51,15 @@ def test_a_row_passes_its_cases_or_refuses_them_with_its_reasons(row, gpu, rng, 
 
 
 @pytest.mark.usefixtures("cutensor")
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32", "f64", "c64", "c128"])
+def test_products_over_an_empty_axis_are_ones(gpu, dtype):
+    x = gpu.zeros((300, 0, 7), dtype)
+    for _ in range(3):
+        assert (dp.tensors.prod(x, 1).numpy() == 1).all()
+        assert (dp.reduce_modes("abc->ca", x, reduce="mul", alpha=-2.5).numpy() == -2.5).all()
+
+
+@pytest.mark.usefixtures("cutensor")
 @pytest.mark.parametrize("kind", ["f8", "c16"])
 @pytest.mark.parametrize("library", [None, "own", "libraries"])
 def test_drawn_contractions_are_numpys(gpu, rng, kind, library, monkeypatch):

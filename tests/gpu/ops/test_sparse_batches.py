@@ -73,6 +73,23 @@ def test_a_batch_by_every_algorithm(dtype, kind, shared, index, gpu, rng):
     assert set(taken) >= {"DEFAULT", *(("COO_ALG1", "COO_ALG2", "COO_ALG4") if kind == "coo" else ("CSR_ALG2",))}
 
 
+@pytest.mark.parametrize("all_one", [False, True])
+@pytest.mark.parametrize(("kind", "algorithm"), [("csr", "csr_alg2"), ("coo", "default"), ("csr", "default")])
+def test_one_b_for_all_matrices(kind, algorithm, all_one, gpu, rng):
+    count, m, n, k = 5, 600, 500, 24
+    row, column, rows = patterns(rng, kind, 1, m, n, each=False)
+    values, b = rng.standard_normal((count, column.shape[1])), rng.standard_normal((n, k))
+    expected = np.stack([sp.coo_array((one, (row[0], column[0])), (m, n)).tocsr() @ b for one in values])
+    expected = np.tile(expected[:1], (count, 1, 1)) if all_one else expected
+    parts = [
+        gpu.array(part) for part in (values[0] if all_one else values, rows[0].astype("i4"), column[0].astype("i4"))
+    ]
+    right = gpu.array(b).strided((count, n, k), (0, k, 1))
+    call = dp.prepare(dp.BatchedSpmmRequest(*parts, dp.SparseForm(kind, (m, n)), right, algorithm=algorithm))
+    for _ in range(3):
+        close(call().numpy(), expected, "f64")
+
+
 @pytest.mark.parametrize("kind", ["csr", "coo"])
 def test_repeated_calls_over_other_batches(kind, gpu, rng):
     """What is remembered, recorded and relocated is compared with each batch's own product."""
