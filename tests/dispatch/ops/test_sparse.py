@@ -341,9 +341,12 @@ def test_a_form_that_the_library_rejects_is_a_refusal():
 def test_products_of_bsr_in_blocks_of_one_with_a_vector_are_refused():
     a = [DEV.array(np.ones((2, 1, 1))), DEV.array([0, 1, 2], "i32"), DEV.array([0, 1], "i32")]
     form = dp.SparseForm("bsr", (2, 2), 0, (1, 1))
-    for request in (dp.SparseMvRequest(*a, form, DEV.zeros((2,))), dp.CgRequest(*a, form, DEV.zeros((2,)))):
+    for request in (
+        dp.SparseMvRequest(*a, form, DEV.zeros((2,), "f64")),
+        dp.CgRequest(*a, form, DEV.zeros((2,), "f64")),
+    ):
         with pytest.raises(
             NoRow, match=r"needs BSR in blocks of two rows or more, has 1x1: dispatch\.sparse\.tocsr\(a\)"
         ):
             select(request, Arch(90))
-    assert select(dp.SpmmRequest(*a, form, DEV.zeros((2, 3))), Arch(90)).op == "spmm"
+    assert select(dp.SpmmRequest(*a, form, DEV.zeros((2, 3), "f64")), Arch(90)).op == "spmm"
