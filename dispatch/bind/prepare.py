@@ -64,6 +64,7 @@ class BoundCall(Generic[R_co]):
         "_is_mixed",
         "_is_moved",
         "_launch",
+        "_own_outputs",
         "_plans",
         "_result",
         "_writes",
@@ -80,6 +81,10 @@ class BoundCall(Generic[R_co]):
         self._graph: Launchable | None = None
         self._fast_calls: dict[tuple[str, ...], Callable[..., Any] | None] = {}  # by the names of the replaced operands
         self._plans = executor.plans  # the executor's plans when `_fast_calls` were made
+        # Outputs in this library's memory, where that of the operands' library does not suit; given as its arrays.
+        self._own_outputs: list[Tensor] = []
+        if self.request.framework is not None:
+            self._own_outputs = [each for each in outputs.values() if not isinstance(each.storage, ForeignStorage)]
         uses = [(name, tensor.storage) for name, tensor, written in self.request.tensors() if written]
         self._writes = frozenset(name for name, _ in uses)
         # Other libraries' operands that are written; these libraries must be notified.
@@ -94,7 +99,7 @@ class BoundCall(Generic[R_co]):
         self._is_mixed = stream.external and any(each.first is not stream for each in foreign)
         if isinstance(executor, CudaExecutor):
             self._bound = Bound(executor, self.request)
-            self._result = self._bound.result
+            self._result = self._given(self._bound.result)
             plan, arguments = self._bound.plan, self._bound.arguments
             if graph:
                 executor.refuse_capture(f"prepare(graph=True) of {plan.row.name}", always=True)
@@ -150,12 +155,13 @@ class BoundCall(Generic[R_co]):
             return self._result
         executor.check()
         if framework is not None and framework.stream(executor.device) is not executor.stream:
-            return run(self.request.replace(**operands) if operands else self.request)
+            found: R_co = self._given(run(self.request.replace(**operands) if operands else self.request))
+            return found
         with executor.claimed(), self._ordered_with_others():
             if operands:
                 return self._run_over(operands)
             if not isinstance(executor, CudaExecutor) or self._graph is None or executor.captured:
-                result = executor.run(self.request)
+                result: R_co = self._given(executor.run(self.request))
                 self._tell_written(operands)
                 return result
             epoch = order.sync_epoch  # before the check
@@ -168,6 +174,13 @@ class BoundCall(Generic[R_co]):
                     self._framework_epoch = epoch
             self._tell_written(operands)
             return self._result
+
+    def _given(self, result: Any) -> Any:
+        """The result as arrays of the operands' library."""
+        if not self._own_outputs:
+            return result
+        framework: Any = self.request.framework
+        return framework.given_back(result, self._own_outputs)
 
     def _is_on_current_stream(self) -> bool:
         """Whether the call's stream is its library's current one and is not capturing."""
@@ -202,10 +215,10 @@ class BoundCall(Generic[R_co]):
                 result: R_co = fast_call(executor, **operands)
                 if result is not CACHE_MISS:
                     self._tell_written(operands)
-                    return result
+                    return self._given(result) if self._own_outputs else result
         executor.check()
         request = self.request.replace(**operands)
-        result = executor.run(request)
+        result = self._given(executor.run(request))
         self._tell_written(operands)
         self._learn(names, request)
         return result

@@ -5,6 +5,7 @@ the parameters that they were enqueued with.
 
 A graph of one kernel is faster than launching the kernel. Setting its node and launching the graph takes 2.4 us on an
 H200's host, 1.7 us of it for the launch; `cuLaunchKernelEx` of the same kernel with the same bytes takes 3.5 to 4.1 us.
+For a kernel with 45 bytes of parameters it is 2.2 and 3.9 us.
 """
 
 from __future__ import annotations

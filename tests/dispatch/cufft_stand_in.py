@@ -153,7 +153,15 @@ class Library:
             return self._execute_through(plan, source, target, direction)
         read, written = (strided(at, *side) for at, side in zip((source, target), plan.sides, strict=True))
         self._transform(plan, read, written, direction)
+        self._spoil_gaps(plan, target)
         return 0
+
+    def _spoil_gaps(self, plan, target):
+        """C2R over several axes works in the lines of its result if each has room for its half spectrum."""
+        kind, made, steps = plan.sides[1]
+        room, n = 2 * (made[-1] // 2 + 1), made[-1]
+        if kind in (np.float32, np.float64) and len(made) > 2 and steps[-2] >= room * steps[-1]:
+            strided(target, kind, (*made[:-1], room), steps)[..., n:] = np.nan
 
     def _execute_through(self, plan, source, target, direction):
         """All is read before, and cuFFT's own memory is spoilt in between: the output, and the input of C2R."""

@@ -53,6 +53,7 @@ def call_of(stream, library=None, *, is_mixed=False):
     call = BoundCall.__new__(BoundCall)
     call._executor, call._graph, call._bound = Executor(stream), object(), SimpleNamespace(reads=(), writes=())
     call._epoch = call._framework_epoch = -1
+    call._own_outputs = []
     call._framework, call._is_mixed, call._written_storages, call._result = library, is_mixed, {}, object()
     call._is_moved = None
     call.request = SimpleNamespace(tensors=tuple)

@@ -10,7 +10,9 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from cudabind.errors import CusparseError
 from cudabind.sys import cusparse
+from dispatch.errors import Refused
 from dispatch.libraries.finalizer import finalizer
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ __all__ = ["NULL_ADDRESS", "DenseMatrix", "DenseVector", "Descriptor", "SparseMa
 
 INDEX_TYPES = {4: cusparse.cusparseIndexType_t.CUSPARSE_INDEX_32I, 8: cusparse.cusparseIndexType_t.CUSPARSE_INDEX_64I}
 PARTS = 3
+# What it says of two index widths, or of more elements than a matrix has places, depending on its version.
+REFUSALS = ("CUSPARSE_STATUS_NOT_SUPPORTED", "CUSPARSE_STATUS_INVALID_VALUE")
 NULL_ADDRESS = 0  # for a matrix without elements whose memory is allocated later: any write faults
 
 
@@ -151,13 +155,23 @@ class DenseMatrix(Descriptor):
 
 
 class SparseMatrix(Descriptor):
-    """A sparse matrix; for BSR it is recreated if its indices are at another address, because there is no setter."""
+    """A sparse matrix; Refused if cuSPARSE rejects its form.
+
+    For BSR it is recreated if its indices are at another address, because there is no setter.
+    """
 
     __slots__ = ("_addresses", "spec")
 
     def __init__(self, spec: SparseSpec, placeholder: int) -> None:
         self.spec = spec
-        self._make((placeholder,) * PARTS)
+        try:
+            self._make((placeholder,) * PARTS)
+        except CusparseError as error:
+            if error.name not in REFUSALS:
+                raise
+            rows, columns = (8 * nbytes for nbytes in (spec.row_bytes, spec.column_bytes))
+            text = f"{spec.nnz} elements in {spec.shape[0]} x {spec.shape[1]}, indices of {rows} and {columns} bits"
+            raise Refused(f"{error.function} rejects {text}: {error.name}") from error
 
     def _make(self, parts: tuple[Any, ...]) -> None:
         spec, formats = self.spec, cusparse.cusparseFormat_t

@@ -143,7 +143,7 @@ class Lowering(BaseLowering):
         """The leading dimension of a matrix."""
         layout, row = self.request.layout_of(name), self.rows[name]
         # An empty matrix is not read, but cuBLAS checks that a line fits between two beginnings.
-        return max(leading_dimension(layout, row=row) or 1, layout.shape[-1 if row else -2])
+        return max(leading_dimension(layout, row=row) or 1, int(layout.shape[-1 if row else -2]))
 
     def side(self) -> int:
         """The side of the special matrix: the opposite one if the transpose is computed."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dispatch.keys import F32, F64, I8, I32, Compute, Dtype, member
+from dispatch.keys import BF16, F16, F32, F64, I8, I32, Compute, Dtype, member
 from dispatch.libraries.cudnn.request_graph import LoweredGraph, RequestGraphBuilder
 from dispatch.ops.conv.request import Activation, ConvBwdDataRequest, ConvBwdFilterRequest, ConvFwdRequest
 
@@ -82,14 +82,20 @@ class _GraphBuilder(RequestGraphBuilder["ConvRequest"]):
             out = builder.virtual(request.y_shape, dtype, strides)
             return builder.pointwise(mode, value, *others, out=out, **precise)
 
-        if request.alpha != 1:
-            value = then("MUL", builder.scalar(float(request.alpha), rank))
-        if request.z is not None:
+        alpha, beta = float(request.alpha), 1.0 if request.z is None else float(request.beta or 0)
+        # beta · (alpha / beta · conv + z): cuDNN 9.19 gives wrong numbers for beta · z in f32, and in f16 with groups.
+        is_split = beta not in (0, 1) and request.x.dtype in (F16, BF16, F32)
+        factor = alpha / beta if is_split else alpha
+        if factor != 1:
+            value = then("MUL", builder.scalar(factor, rank))
+        if request.z is not None and beta != 0:
             z = self._tensor("z")
-            if request.beta != 1:
+            if beta != 1 and not is_split:
                 scaled = builder.virtual(request.y_shape, dtype, strides)
-                z = builder.pointwise("MUL", z, builder.scalar(float(request.beta or 0), rank), out=scaled, **precise)
+                z = builder.pointwise("MUL", z, builder.scalar(beta, rank), out=scaled, **precise)
             value = then("ADD", z)
+        if is_split:
+            value = then("MUL", builder.scalar(beta, rank))
         if request.bias is not None:
             value = then("ADD", self._bias(request))
         if request.activation is not Activation.IDENTITY:

@@ -6,6 +6,7 @@ engine heuristics of cuDNN 9.19 for sm_90; the limits of im2col tensor maps are 
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,9 @@ from dispatch.ops.conv.problem import alignments, dims_of, images, operands_of, 
 from dispatch.ops.conv.request import Activation
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dispatch.device.layout import Layout
     from dispatch.ops.conv.request import ConvFwdRequest, ConvRequest
 
 __all__ = [
@@ -75,10 +79,26 @@ def fixed_epilogue(request: ConvFwdRequest) -> str:
 
 
 def fuses_in_nhwc(request: ConvFwdRequest) -> str:
-    """Other fused operations than bias + RELU, SIGMOID or TANH are supported only in NHWC."""
-    if _has_fixed_epilogue(request) or request.channels_last:
+    """Other fused operations than bias + RELU, SIGMOID or TANH are supported only in NHWC.
+
+    cuDNN 9.19 accepts other orders of some operands, but gives wrong results (seen on an H200).
+    """
+    if _has_fixed_epilogue(request):
         return ""
-    return f"needs x, w and z with channels last for {_fusion_text(request)}, has {request.x.layout}"
+    names = [name for name in ("x", "w", "z", "out") if name != "z" or request.z is not None]
+    for name in names:
+        layout = request.layout_of(name)
+        if not _is_in_order(layout, (0, *range(2, len(layout.shape)), 1)):
+            listed = f"{', '.join(names[:-1])} and {names[-1]}"
+            return f"needs {listed} with channels last for {_fusion_text(request)}, has {name} {layout}"
+    return ""
+
+
+def _is_in_order(layout: Layout, axes: Sequence[int]) -> bool:
+    """Whether the strides fall in this order of the axes, the last of which is dense; axes of extent 1 do not count."""
+    strides = [layout.strides[axis] for axis in axes if layout.shape[axis] > 1]
+    is_dense = layout.shape[axes[-1]] == 1 or layout.strides[axes[-1]] == 1
+    return is_dense and all(before > after for before, after in pairwise(strides))
 
 
 def exact_tanh(request: ConvFwdRequest) -> str:
@@ -117,10 +137,11 @@ def no_tree(request: ConvRequest) -> str:
 
 
 def dense_filter(request: ConvRequest) -> str:
-    """The filter has no gaps."""
+    """The filter is dense, with channels first or last; cuDNN 9.19 accepts other orders, but gives wrong results."""
     layout = request.layout_of("out" if request.op == "conv_bwd_filter" else "w")
-    reach = 1 + sum((extent - 1) * stride for extent, stride in zip(layout.shape, layout.strides, strict=True))
-    return "" if reach == layout.size else f"needs a filter without gaps, has {layout}: copy it with dev.array(w)"
+    if lies_dense(layout, last=False) or lies_dense(layout, last=True):
+        return ""
+    return f"needs a filter without gaps, with channels first or last, has {layout}: copy it with w.copy()"
 
 
 def fp8_form(request: ConvFwdRequest) -> str:

@@ -158,8 +158,13 @@ def broadcast_strides(layout: Layout, request: DftRequest) -> View:
 
 
 def chain_with_last(others: tuple[int, ...], last: int, copy: View, target: View) -> list[TransformSpec] | None:
-    """Plans over all axes: in place in the copy, except the last plan, which writes to the target."""
-    for count in range(min(RANK - 1, len(others)), -1, -1):
+    """Plans over all axes: in place in the copy, except the last plan, which writes to the target.
+
+    If lines of the result have room for half a spectrum, C2R over several axes uses them as scratch memory (cuFFT
+    12.0): it overwrites the gaps between lines. Over one axis it does not.
+    """
+    has_gaps = any(target.strides[axis] > target.strides[last] * target.shape[last] for axis in others[-1:])
+    for count in range(0 if has_gaps else min(RANK - 1, len(others)), -1, -1):
         before, within = others[: len(others) - count], others[len(others) - count :]
         spec = transform_spec((*within, last), copy, target)
         chain = transform_chain(before, copy, copy, most=ANY)

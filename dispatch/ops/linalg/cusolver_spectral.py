@@ -114,23 +114,25 @@ def svd(request: SvdRequest, steps: LinalgSteps) -> Plan:
     """Copy A, or its transpose if it is wide, to scratch memory, which the routine overwrites."""
     source, is_wide = tall_matrix(steps)
     copy = steps.scratch_matrix(source.dtype, source.rows, source.cols)
-    steps.copy(source, copy)
-    driver = driver_of(steps.row)
-    flags = None
-    if driver in (SvdDriver.GESVDA, SvdDriver.GESVDJ) or source.rows == 1:
-        # For a matrix with NaN the batched routines of cuSOLVER 12.0 give finite numbers and a status of 0; and for a
-        # 1x1 matrix `gesvd` gives the vector 1, whatever the element.
-        flags = steps.flag_nonfinite(copy)
-    elif driver is SvdDriver.GESVDP:  # its call fails for matrices that are not finite
-        flags = steps.scratch(FLAG_BYTES)
-        steps.append(ZeroNonfinite(steps.executor, copy, flags, steps.batch))
-    DRIVERS[driver](request, steps, copy, is_wide)
+    flags = copy_finite(steps, source, copy)
+    DRIVERS[driver_of(steps.row)](request, steps, copy, is_wide)
     vectors = [steps.matrix("u"), steps.matrix("vh")] if request.compute_uv else []
     results = (column(steps, "s", source.cols), *vectors)
-    if flags is not None:
-        steps.fill_nan_where(flags, *results)
-    steps.fill_nan_where(steps.vector("info"), *results)
+    for marks in (flags, steps.vector("info")):
+        steps.fill_nan_where(marks, *results)
     return steps.plan(capture_safe=False)
+
+
+def copy_finite(steps: LinalgSteps, source: Matrix, copy: Matrix) -> OperandPointer:
+    """Copy matrices, those that are not finite as zeros; returns their flags.
+
+    With a NaN or an infinity `gesvd` of cuSOLVER 12.0 did not return for some matrices of one column, and gave finite
+    numbers and a status of 0 for others, as the batched routines do; the call of `gesvdp` fails.
+    """
+    flags = steps.scratch(FLAG_BYTES)
+    steps.copy(source, copy)
+    steps.append(ZeroNonfinite(steps.executor, copy, flags, steps.batch))
+    return flags
 
 
 def tall_matrix(steps: LinalgSteps) -> tuple[Matrix, bool]:
@@ -209,7 +211,7 @@ def by_polar(request: SvdRequest, steps: LinalgSteps, a: Matrix, is_wide: bool) 
     if request.compute_uv:
         write_vectors(steps, left, right, is_wide=is_wide)
     with steps.only_where(perturbations):
-        steps.copy(tall_matrix(steps)[0], a)
+        copy_finite(steps, tall_matrix(steps)[0], a)
         by_qr(request, steps, a, is_wide)
 
 

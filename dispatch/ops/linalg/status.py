@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dispatch.checks import check_bool, shown
+from dispatch.checks import check_bool, check_type, shown
 from dispatch.core.statuses import nonzero, on_host
 from dispatch.errors import BadRequest, LinAlgError
 from dispatch.libraries.cusolver.exponential import NOT_FINITE, TOO_LARGE
@@ -65,7 +65,7 @@ def check_info(routine: str, info: Any, *, meaning: str = "", hint: str = "") ->
         info: the status, a tensor of this or of another library.
         meaning, hint: texts that replace those of that function.
     """
-    if not isinstance(routine, str) or routine not in MEANINGS:
+    if check_type("routine", routine, str) not in MEANINGS:
         raise BadRequest("routine", shown(routine), f"one of {', '.join(MEANINGS)}")
     statuses = on_host(info)
     if statuses.dtype.kind not in "iu":

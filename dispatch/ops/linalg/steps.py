@@ -19,6 +19,8 @@ __all__ = ["LOWER", "MAX_BATCHED_ROWS", "UPPER", "LinalgSteps"]
 
 LOWER, UPPER = cb.cublasFillMode_t.CUBLAS_FILL_MODE_LOWER, cb.cublasFillMode_t.CUBLAS_FILL_MODE_UPPER
 MAX_BATCHED_ROWS = 512  # rows up to which batched routines are used; a larger matrix fills a GPU alone
+# Rows up to which `potrsBatched` only reads the factor; for more it overwrites the other triangle (cuSOLVER 12.0).
+MAX_READ_ROWS = 64
 
 
 class LinalgSteps(Steps):
@@ -70,6 +72,9 @@ class LinalgSteps(Steps):
         """Solve with a Cholesky factor: `potrs` over each matrix, or one batched call for one right-hand side each."""
         uplo, kind, info = LOWER if lower else UPPER, cuda_type(c.dtype), self.ignored_info()
         if self.batch > 1 and c.rows <= MAX_BATCHED_ROWS and x.cols == 1:
+            if c.rows > MAX_READ_ROWS and c.pointer.operand < len(self.request.reads):
+                operand, c = c, self.scratch_matrix(c.dtype, c.rows, c.cols)
+                self.copy(operand, c)
             lists = (self.pointers(c), c.ld, self.pointers(x), x.ld)
             name = f"cusolverDn{LETTERS[c.dtype]}potrsBatched"
             self.call(name, uplo, c.rows, 1, *lists, info, self.batch, count=1)

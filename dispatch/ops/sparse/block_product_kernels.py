@@ -116,7 +116,9 @@ const int TEAM = LINES * LANES, THREADS = TEAM * TEAMS, STEPS = STEP * TEAMS;
 const int A_LINE = LINES * ROWS + PAD, B_LINE = TILE_WIDE + PAD;
 const int A_LOADS = (TILE_HIGH * STEP + TEAM - 1) / TEAM, B_LOADS = (TILE_WIDE * STEP + TEAM - 1) / TEAM;
 const int STAGED = 2 * STEPS + 64;  // block columns in shared memory: those of two steps, which may divide a block
-static_assert(TEAM * COLUMNS <= STEP * A_LINE, "a row of each thread's sums fits where A's columns were");
+const bool IN_A = A_LINE > B_LINE;  // where a row of each thread's sums fits
+const int OF_TEAM = STEP * (IN_A ? A_LINE : B_LINE);
+static_assert(TEAMS == 1 || TEAM * COLUMNS <= OF_TEAM, "a row of each thread's sums fits where the steps were");
 
 __device__ void add_product(Sum& sum, const Sum& x, const Sum& y)
 {
@@ -223,9 +225,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, THREADS < 512 ? 512 / THRE
     for (int i = 0; i < ROWS; ++i) {
         const int row = line * ROWS + i;
 #if TEAMS > 1
-        Sum* const of_teams = a_steps[0].at + thread * COLUMNS;
+        Sum* const of_teams = (IN_A ? a_steps[0].at : b_steps[0].at) + thread * COLUMNS;
         __syncthreads();
-        for (int j = 0; j < COLUMNS; ++j) of_teams[team * STEP * A_LINE + j] = sums[i][j];
+        for (int j = 0; j < COLUMNS; ++j) of_teams[team * OF_TEAM + j] = sums[i][j];
         __syncthreads();
         if (team != i % TEAMS) continue;  // this team adds up the sums of the row
 #pragma unroll
@@ -233,7 +235,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, THREADS < 512 ? 512 / THRE
             sums[i][j] = of_teams[j];
             for (int other = 1; other < TEAMS; ++other)
                 for (int part = 0; part < PARTS; ++part)
-                    sums[i][j].part[part] += of_teams[other * STEP * A_LINE + j].part[part];
+                    sums[i][j].part[part] += of_teams[other * OF_TEAM + j].part[part];
         }
 #endif
         if (row >= rows) continue;

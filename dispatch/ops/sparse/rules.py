@@ -56,12 +56,14 @@ def index_dtypes(request: Any) -> str:
 
 
 def square_blocks(request: Any) -> str:
-    """For BSR, square blocks, and A not transposed."""
+    """For BSR, square blocks, and A not transposed; products with a vector need blocks of two rows or more."""
     if request.form.format != SparseFormat.BSR:
         return ""
     high, wide = request.form.block
     if high != wide:
         return f"needs square blocks, has {high}x{wide}"
+    if high == 1 and not request.op.startswith("spmm"):  # cuSPARSE refuses them when it multiplies
+        return "needs BSR in blocks of two rows or more, has 1x1: dispatch.sparse.tocsr(a) has the same elements"
     trans = getattr(request, "trans", Operation.N)
     return "" if trans is Operation.N else f"needs trans n with BSR, has {trans.name.lower()}"
 

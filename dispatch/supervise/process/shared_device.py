@@ -55,6 +55,12 @@ class CopyExecutor(Executor):
 
     run = plan
 
+    @property
+    def target(self) -> NoReturn:
+        """The stream that a library's handle would need."""
+        hint = "use dispatch.device() for it, and copy the result"
+        raise BadRequest("device", repr(self.device), "a device of this process", hint)
+
 
 class _SharedMemory(Device):
     """The base class of SharedHost and SharedCuda: chunks, blocks, and marks on tainted memory."""

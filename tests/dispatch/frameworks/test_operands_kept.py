@@ -17,6 +17,7 @@ import pytest
 
 import dispatch as dp
 from dispatch.device.frameworks.framework import ForeignStorage
+from dispatch.device.frameworks.numpy import FRAMEWORK as numpy_framework
 
 spec = importlib.util.spec_from_file_location("other_libraries", Path(__file__).with_name("other_libraries.py"))
 libraries = importlib.util.module_from_spec(spec)
@@ -188,3 +189,16 @@ def test_an_output_that_is_given_other_memory_is_refused(torch, way):
     for use in (call, lambda: dp.run(request), lambda: call(a=x), allocating):
         with pytest.raises(dp.errors.StaleTensor, match=r"^out: .*given other memory since.*Make the request again"):
             use()
+
+
+def test_a_prepared_call_gives_arrays_of_its_operands_library_whoever_has_their_memory(monkeypatch):
+    """As for outputs without elements, or of a layout that the library does not make."""
+    monkeypatch.setattr(type(numpy_framework), "allocate", lambda *_: None)
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    call = dp.prepare(dp.SoftmaxRequest(x))
+    for given in (None, 2 * x, None):
+        found = call() if given is None else call(x=given)
+        operand = x if given is None else given
+        assert type(found) is np.ndarray
+        np.testing.assert_allclose(found.sum(-1), 1, rtol=1e-6)
+        np.testing.assert_allclose(found[0, 1] / found[0, 0], np.exp(operand[0, 1] - operand[0, 0]), rtol=1e-5)

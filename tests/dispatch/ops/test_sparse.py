@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch.errors import BadRequest, BadType, NoRow
+from dispatch.errors import BadRequest, BadType, NoRow, Refused
 from dispatch.keys import HOST, Arch
 from dispatch.libraries.cusparse import descriptors
 from dispatch.ops import FAMILIES
@@ -322,3 +322,31 @@ def test_the_library_itself_takes_the_descriptors(kind, nnz):
         descriptors.SparseSpec(int(kind), (4, 8), 0, 0, block, 0, 4, 4, 0, 1, 2), descriptors.NULL_ADDRESS
     )
     nothing.set_addresses((1024, 2048, 4096))
+
+
+def test_a_form_that_the_library_rejects_is_a_refusal():
+    """With more elements than places, which duplicates may make; other rows may take such a matrix."""
+    from cudabind import _load
+    from cudabind.errors import LibraryNotFound
+
+    try:
+        _load.version("cusparse")
+    except LibraryNotFound as error:
+        pytest.skip(str(error))
+    spec = descriptors.SparseSpec(int(dp.SparseFormat.CSC), (3, 2), 7, 0, (1, 1), 0, 4, 4, 0, 1, 2)
+    with pytest.raises(Refused, match="cusparseCreateCsc rejects 7 elements in 3 x 2, indices of 32 and 32 bits: CUS"):
+        descriptors.SparseMatrix(spec, 256)
+
+
+def test_products_of_bsr_in_blocks_of_one_with_a_vector_are_refused():
+    a = [DEV.array(np.ones((2, 1, 1))), DEV.array([0, 1, 2], "i32"), DEV.array([0, 1], "i32")]
+    form = dp.SparseForm("bsr", (2, 2), 0, (1, 1))
+    for request in (
+        dp.SparseMvRequest(*a, form, DEV.zeros((2,), "f64")),
+        dp.CgRequest(*a, form, DEV.zeros((2,), "f64")),
+    ):
+        with pytest.raises(
+            NoRow, match=r"needs BSR in blocks of two rows or more, has 1x1: dispatch\.sparse\.tocsr\(a\)"
+        ):
+            select(request, Arch(90))
+    assert select(dp.SpmmRequest(*a, form, DEV.zeros((2, 3), "f64")), Arch(90)).op == "spmm"

@@ -225,13 +225,15 @@ def test_tiles_fit_into_shared_memory_and_into_blocks():
         assert 1 <= tile.threads <= 1024
         assert tile.wide % tile.columns == 0
         assert tile.high <= high
+        team = tile.threads // tile.teams * tile.columns
+        assert team <= tile.step * (max(height, tile.wide + pad)), "sums of a row fit where the steps were"
         assert tile.teams == 1 or tile.teams * tile.step <= span, "each team has a step of an average row"
         teams.add(tile.teams)
     assert {1, 2, 4} <= teams
 
 
 @pytest.mark.parametrize("teams", [2, 4])
-@pytest.mark.parametrize(("block", "columns"), [((32, 32), 40), ((5, 3), 9), ((70, 20), 3), ((1, 40), 1)])
+@pytest.mark.parametrize(("block", "columns"), [((32, 32), 40), ((5, 3), 9), ((70, 20), 3), ((1, 40), 1), ((1, 1), 33)])
 def test_teams_share_the_steps_of_a_row(block, columns, teams, executor, rng, monkeypatch):
     """Rows with fewer steps than teams, rows of many steps, empty ones; more blocks than are staged at once."""
     tile_of = kernels.tile_of
