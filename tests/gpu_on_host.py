@@ -63,7 +63,7 @@ class StreamExecutor(HostExecutor):
         if bound is None or bound.plans is not self.plans:
             bound = Bound(self, request)
             object.__setattr__(request, "bound", bound)
-            bound.plan.launch = launch
+            bound.plan.launch, bound.plan.capture_safe = launch, True
             self.by_arguments[bound.arguments] = request
         if COSTS:
             spend(COSTS[0])

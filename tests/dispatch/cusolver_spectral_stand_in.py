@@ -2,6 +2,8 @@
 
 # ruff: noqa: ARG001 - functions have the arguments of the library's
 
+import importlib
+
 import numpy as np
 
 from dispatch.ops.linalg.spectral_reference import lapack, near_one, times_power
@@ -17,7 +19,7 @@ def install(monkeypatch, stand_in):
     stand_in.OLDER.update(OLDER)
     for module, kinds in KERNELS.items():
         for kind in kinds:
-            monkeypatch.setattr(f"dispatch.ops.linalg.{module}.{kind.__name__}", kind)
+            monkeypatch.setattr(importlib.import_module(f"dispatch.ops.linalg.{module}"), kind.__name__, kind)
     monkeypatch.setattr(stand_in.calls.driver, "cuMemcpyHtoDAsync", upload, raising=False)
 
 
@@ -221,5 +223,6 @@ OLDER = {"sygvd": sygvd, "hegvd": sygvd, "sygvj": sygvj, "hegvj": sygvj, "sygvdx
 KERNELS = {
     "cusolver_subset": (FillNanAfterFound, ConvertSygvjStatus),
     "cusolver_spectral": (ZeroNonfinite,),
+    "cusolver_derived": (ZeroNonfinite,),
     "cusolver_eig": (ZeroNonfinite, ComplexVectors, MarkUnconverged, MatchEigenvectors),
 }

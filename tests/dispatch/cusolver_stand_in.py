@@ -226,7 +226,8 @@ def gesvda(
         if mode:
             right = vectors[:, ::-1][:, :rank]
             columns(value(v) + number * step_v * item, dtype, n, rank, ldv)[...] = right
-            columns(value(u) + number * step_u * item, dtype, m, rank, ldu)[...] = one @ right / values
+            left = columns(value(u) + number * step_u * item, dtype, m, rank, ldu)
+            left[...] = one @ right / np.where(values, values, 1)
         put_info(info, 0, number)
 
 

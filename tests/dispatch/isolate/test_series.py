@@ -243,7 +243,7 @@ class Recorder:
 def bound(executor, name):
     made = object.__new__(Bound)
     made.executor, made.plans, made.arguments, made.reads, made.writes = executor, executor.plans, (name,), (), ()
-    made.plan = SimpleNamespace(launch=lambda: 0, counter=None)
+    made.plan = SimpleNamespace(launch=lambda: 0, counter=None, capture_safe=True)
     return SimpleNamespace(bound=made)
 
 
@@ -306,6 +306,10 @@ def test_what_cannot_be_recorded_runs_one_by_one(worker):
     go_through(worker, names)
     assert worker.all.find(names) is None
     worker.known[8].bound.plan.counter = None
+    worker.known[9].bound.plan.capture_safe = False  # launched by its library, not as a graph
+    go_through(worker, names)
+    assert worker.all.find(names) is None
+    worker.known[9].bound.plan.capture_safe = True
     go_through(worker, names)
     assert worker.all.find(names).launch()
     assert worker.executor.launched == [names]

@@ -76,7 +76,7 @@ def test_explain_says_that_rows_will_race(dev):
 def test_explain_says_which_row_has_won(dev, monkeypatch):
     request = dp.SvdRequest(dev.zeros((6, 6)), autotune=True)
     first, second, _ = candidates(request, H100)
-    plan = type("Won", (), {"row": second, "relocation": None})()
+    plan = type("Won", (), {"row": second, "relocation": None, "launch": None})()
     monkeypatch.setattr("dispatch.table.select._plan", lambda _: plan)
     monkeypatch.setattr(dev, "arch", H100)
     told = explain(request)

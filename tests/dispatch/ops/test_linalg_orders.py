@@ -8,7 +8,7 @@ import pytest
 
 import dispatch as dp
 from dispatch.keys import Arch
-from dispatch.table.select import candidates
+from dispatch.table.select import candidates, select
 
 
 def loaded(name):
@@ -149,3 +149,22 @@ def test_a_singular_matrix_gives_nan_and_its_status_where_triangles_are_solved(o
     x, info = run(dp.SolveRequest(a, a) if op == "solve" else dp.InvRequest(a), executor)
     assert info.numpy() == 4
     assert np.isnan(x.numpy()).all()
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("lower", [True, False])
+@pytest.mark.parametrize("n", [64, 65])
+def test_a_factor_that_a_batched_routine_overwrites_is_copied(n, lower, order, executor, rng):
+    """All of it, also the triangle that is not read."""
+    dev = dp.device("host")
+    full = rng.standard_normal((3, n, n)) + n * np.eye(n)
+    factor = np.tril(full) if lower else np.triu(full)
+    b = rng.standard_normal((3, n, 1))
+    c = dev.array(full if order == "C" else full.mT.copy())
+    request = dp.ChoSolveRequest(c if order == "C" else c.mT, dev.array(b), lower=lower, library="cusolverDn")
+    row = select(request, Arch(90))
+    outputs = dev.executor().outputs(request)
+    row.call(request, executor, row).enqueue(request.arguments(outputs))
+    np.testing.assert_array_equal(request.c.numpy(), full)
+    a = factor @ factor.mT if lower else factor.mT @ factor
+    np.testing.assert_allclose(a @ request.result(outputs).numpy(), b, rtol=1e-8, atol=1e-8)

@@ -398,22 +398,3 @@ def test_gmres_is_the_default_of_one_right_side_and_as_many_rows_as_columns(shap
     assert methods == ["GMRES" if shape == (8, 8) and sides != (3,) else "CLASSICAL"]
     expected = np.linalg.lstsq(np.asarray(request.a), np.asarray(request.b))[0]
     np.testing.assert_allclose(request.result(outputs)[0].numpy(), expected, atol=1e-9)
-
-
-@pytest.mark.parametrize("order", ["C", "F"])
-@pytest.mark.parametrize("lower", [True, False])
-@pytest.mark.parametrize("n", [64, 65])
-def test_a_factor_that_a_batched_routine_overwrites_is_copied(n, lower, order, executor, rng):
-    """All of it, also the triangle that is not read."""
-    dev = dp.device("host")
-    full = rng.standard_normal((3, n, n)) + n * np.eye(n)
-    factor = np.tril(full) if lower else np.triu(full)
-    b = rng.standard_normal((3, n, 1))
-    c = dev.array(full if order == "C" else full.mT.copy())
-    request = dp.ChoSolveRequest(c if order == "C" else c.mT, dev.array(b), lower=lower, library="cusolverDn")
-    row = select(request, Arch(90))
-    outputs = dev.executor().outputs(request)
-    row.call(request, executor, row).enqueue(request.arguments(outputs))
-    np.testing.assert_array_equal(request.c.numpy(), full)
-    a = factor @ factor.mT if lower else factor.mT @ factor
-    np.testing.assert_allclose(a @ request.result(outputs).numpy(), b, rtol=1e-8, atol=1e-8)

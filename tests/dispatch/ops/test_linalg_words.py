@@ -13,20 +13,20 @@ WRONG = {
     "overwrite_b: got 'no'; expected a bool": lambda: L.solve(A, B, overwrite_b="no"),
     "overwrite_b: got 2.5; expected a bool": lambda: L.lu_solve(L.lu_factor(A), B, 0, 2.5),
     "overwrite_b: got 1; expected a bool": lambda: L.cho_solve((L.cholesky(A), False), B, 1),
-    "overwrite_a: got array": lambda: L.cholesky(A.copy(), overwrite_a=np.ones(2)),
+    "overwrite_a: got a numpy ndarray": lambda: L.cholesky(A.copy(), overwrite_a=np.ones(2)),
     "overwrite_a: got 0; expected a bool": lambda: L.ldl(A, overwrite_a=0),
     "overwrite_a: got None; expected a bool": lambda: L.lu_factor(A, None),
     "lu_and_pivots: got a int; expected (lu, pivots)": lambda: L.lu_solve(5, B),
     "lu_and_pivots: got a ndarray; expected (lu, pivots)": lambda: L.lu_solve(A, B),
-    "c_and_lower: got (array": lambda: L.cho_solve((A,), B),
-    "subset_by_value: got array(2.)": lambda: L.eigh(A, subset_by_value=np.array(2.0)),
+    "c_and_lower: got (a numpy ndarray": lambda: L.cho_solve((A,), B),
+    "subset_by_value: got a numpy ndarray": lambda: L.eigh(A, subset_by_value=np.array(2.0)),
     'pivots: got i32[2]; expected i64[2], dense. Hint: dev.array(x, "i64")': lambda: L.lu_solve(
         (A, np.array([1, 2], "i4")), B
     ),
     "cond: got 5; expected a number from 0 to 1": lambda: L.lstsq(A, B, cond=5),
     "rtol: got 0.1; expected None with driver gels": lambda: L.lstsq(A, B, driver="gels", cond=0.1),
     "type: got 9; expected a whole number from 1 to 3": lambda: L.eigh(A, A, type=9),
-    "check: got array": lambda: L.eigh(A, A, check=np.ones(2)),
+    "check: got a numpy ndarray": lambda: L.eigh(A, A, check=np.ones(2)),
     "ord: got True": lambda: L.norm(A, True),
 }
 
