@@ -157,10 +157,10 @@ class Library:
         return 0
 
     def _spoil_gaps(self, plan, target):
-        """C2R over several axes works in the lines of its result if each has room for its half spectrum."""
+        """As seen of cuFFT 12.0: C2R works in the lines of its result if half a spectrum exactly fits into each."""
         kind, made, steps = plan.sides[1]
         room, n = 2 * (made[-1] // 2 + 1), made[-1]
-        if kind in (np.float32, np.float64) and len(made) > 2 and steps[-2] >= room * steps[-1]:
+        if kind in (np.float32, np.float64) and len(made) > 1 and made[-2] > 1 and steps[-2] == room * steps[-1]:
             strided(target, kind, (*made[:-1], room), steps)[..., n:] = np.nan
 
     def _execute_through(self, plan, source, target, direction):

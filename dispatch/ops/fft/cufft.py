@@ -134,7 +134,7 @@ class DftSteps(Steps):
             self.move(copy, out)
             return
         target = out
-        chain = chain_with_last(others, last, copy, out)
+        chain = None if has_room_between_lines(out, last) else chain_with_last(others, last, copy, out)
         if chain is None:
             target = self.dense(out.dtype, out.shape)
             chain = chain_with_last(others, last, copy, target)
@@ -158,19 +158,26 @@ def broadcast_strides(layout: Layout, request: DftRequest) -> View:
 
 
 def chain_with_last(others: tuple[int, ...], last: int, copy: View, target: View) -> list[TransformSpec] | None:
-    """Plans over all axes: in place in the copy, except the last plan, which writes to the target.
-
-    If lines of the result have room for half a spectrum, C2R over several axes uses them as scratch memory (cuFFT
-    12.0): it overwrites the gaps between lines. Over one axis it does not.
-    """
-    has_gaps = any(target.strides[axis] > target.strides[last] * target.shape[last] for axis in others[-1:])
-    for count in range(0 if has_gaps else min(RANK - 1, len(others)), -1, -1):
+    """Plans over all axes: in place in the copy, except the last plan, which writes to the target."""
+    for count in range(min(RANK - 1, len(others)), -1, -1):
         before, within = others[: len(others) - count], others[len(others) - count :]
         spec = transform_spec((*within, last), copy, target)
         chain = transform_chain(before, copy, copy, most=ANY)
         if spec is not None and chain is not None:
             return [*chain, spec]
     return None
+
+
+def has_room_between_lines(target: View, last: int) -> bool:
+    """Whether lines of a real result begin so far apart that half a spectrum of complex numbers fits into each.
+
+    C2R of cuFFT 12.0 uses lines as scratch memory where half a spectrum exactly fits (seen on an H200, over one axis
+    and several): it overwrites what is between them and after the last one.
+    """
+    step, points = target.strides[last], target.shape[last]
+    others = [axis for axis in range(len(target.shape)) if axis != last and target.shape[axis] > 1]
+    pitches = [target.strides[axis] for axis in others if target.strides[axis] >= points * step]
+    return bool(pitches) and min(pitches) >= 2 * (points // 2 + 1) * step
 
 
 def checked_chain(chain: list[TransformSpec] | None) -> list[TransformSpec]:
