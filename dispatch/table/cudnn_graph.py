@@ -23,6 +23,7 @@ from dispatch.ops.conv.rules import (
     fixed_epilogue,
     fp8_form,
     fuses_in_nhwc,
+    gaps_in_one_order,
     no_tree,
     nothing_fused,
     something_fused,
@@ -57,7 +58,7 @@ __all__ = ["ROWS"]
 COMP_64F, COMP_32F, COMP_32I, FAST_TF32 = Compute.COMPUTE_64F, Compute.COMPUTE_32F, Compute.COMPUTE_32I, Compute.COMPUTE_32F_FAST_TF32
 SM75, SM80, SM90 = Arch(75), Arch(80), Arch(90)
 V9, V9_10, V9_16 = (9, 0), (9, 10, 2), (9, 16)  # attention has known bugs before 9.10.2 and 9.16
-ALONE_BY16 = (no_tree, at_16_bytes)
+ALONE_BY16 = (no_tree, at_16_bytes, gaps_in_one_order)
 CONV = ("cudnn", "cudnnBackendExecute", cudnn_conv)
 SDPA = ("cudnn", "cudnnBackendExecute", cudnn_sdpa)
 MASK = (scale_above_0, at_16_bytes, tokens_by_16_bytes, heads_by_8, bounds)

@@ -37,6 +37,7 @@ __all__ = [
     "fixed_epilogue",
     "fp8_form",
     "fuses_in_nhwc",
+    "gaps_in_one_order",
     "grouped_forward",
     "im2col_limits",
     "linear",
@@ -88,17 +89,21 @@ def fuses_in_nhwc(request: ConvFwdRequest) -> str:
     names = [name for name in ("x", "w", "z", "out") if name != "z" or request.z is not None]
     for name in names:
         layout = request.layout_of(name)
-        if not _is_in_order(layout, (0, *range(2, len(layout.shape)), 1)):
+        if not request.channels_last or not _is_in_order(layout, (0, *range(2, len(layout.shape)), 1)):
             listed = f"{', '.join(names[:-1])} and {names[-1]}"
             return f"needs {listed} with channels last for {_fusion_text(request)}, has {name} {layout}"
     return ""
 
 
+def _falls(layout: Layout, axes: Sequence[int]) -> bool:
+    """Whether the strides fall in this order of the axes; axes of extent 1 do not count."""
+    return all(before > after for before, after in pairwise(layout.strides[x] for x in axes if layout.shape[x] > 1))
+
+
 def _is_in_order(layout: Layout, axes: Sequence[int]) -> bool:
     """Whether the strides fall in this order of the axes, the last of which is dense; axes of extent 1 do not count."""
-    strides = [layout.strides[axis] for axis in axes if layout.shape[axis] > 1]
     is_dense = layout.shape[axes[-1]] == 1 or layout.strides[axes[-1]] == 1
-    return is_dense and all(before > after for before, after in pairwise(strides))
+    return is_dense and _falls(layout, axes)
 
 
 def exact_tanh(request: ConvFwdRequest) -> str:
@@ -142,6 +147,29 @@ def dense_filter(request: ConvRequest) -> str:
     if lies_dense(layout, last=False) or lies_dense(layout, last=True):
         return ""
     return f"needs a filter without gaps, with channels first or last, has {layout}: copy it with w.copy()"
+
+
+def gaps_in_one_order(request: ConvRequest) -> str:
+    """If an image has gaps, all operands have their channels first, or all last.
+
+    On an H200 cuDNN 9.19 gave wrong results for an f64 gradient of filters with channels last, from a dense and a
+    gapped image with channels first. Dense images of any orders were right.
+    """
+    names = (*request.operand_names, *(("z",) if getattr(request, "z", None) is not None else ()), "out")
+    layouts = {name: request.layout_of(name) for name in names if getattr(request, name) is not None or name == "out"}
+    gapped = next((name for name, layout in layouts.items() if _reach(layout) > layout.size), None)
+    rank = len(request.x_shape)
+    orders = (tuple(range(rank)), (0, *range(2, rank), 1))
+    if gapped is None or any(all(_falls(layout, axes) for layout in layouts.values()) for axes in orders):
+        return ""
+    others = ", ".join(f"{name} {layout}" for name, layout in layouts.items() if name != gapped)
+    needs = f"needs all operands with channels first, or all with channels last, because {gapped} has gaps"
+    return f"{needs}, has {gapped} {layouts[gapped]}, {others}: copy it with {gapped}.copy()"
+
+
+def _reach(layout: Layout) -> int:
+    """The number of elements from the first to the last one in memory."""
+    return 1 + sum((extent - 1) * abs(stride) for extent, stride in zip(layout.shape, layout.strides, strict=True))
 
 
 def fp8_form(request: ConvFwdRequest) -> str:

@@ -7,7 +7,7 @@ import dispatch as dp
 from dispatch.keys import Arch
 from dispatch.ops.conv import channels_last
 from dispatch.ops.conv.graph import lower_to_graph
-from dispatch.ops.conv.rules import dense_filter, fuses_in_nhwc
+from dispatch.ops.conv.rules import dense_filter, fuses_in_nhwc, gaps_in_one_order
 from dispatch.table.select import select
 
 SHAPES = {"x": (2, 8, 9, 9), "w": (16, 8, 3, 3), "z": (2, 16, 7, 7), "out": (2, 16, 7, 7)}
@@ -84,3 +84,29 @@ def test_the_sum_is_scaled_rather_than_the_residual(alpha, beta, dtype, rng):
     expected = np.maximum(alpha * product + (beta * given[2] if beta else 0), 0)
     found = dp.run(request).numpy().astype("f8")
     np.testing.assert_allclose(found, expected, rtol={"f32": 1e-5, "f16": 2e-3, "bf16": 2e-2}[dtype], atol=2e-2)
+
+
+GAPS_FIRST, GAPS_LAST = (128, 32, 8, 1), (160, 1, 40, 8)  # strides
+
+
+@pytest.mark.parametrize(
+    ("x", "dy", "w", "is_taken"),
+    [
+        (GAPS_FIRST, FIRST, FIRST, True), (GAPS_FIRST, LAST, FIRST, False), (GAPS_FIRST, FIRST, LAST, False),
+        (GAPS_LAST, LAST, LAST, True), (GAPS_LAST, LAST, FIRST, False), (GAPS_LAST, FIRST, LAST, False),
+        (FIRST, LAST, FIRST, True), (LAST, FIRST, LAST, True),
+    ],
+)  # fmt: skip
+def test_images_with_gaps_have_the_order_of_all_other_operands(x, dy, w, is_taken):
+    """x has extents (2, 4, 4, 5), and these strides, or a dense order."""
+    dev = dp.device("host")
+    image = (
+        laid((2, 4, 4, 5), x, "f64") if sorted(x) == [0, 1, 2, 3] else dev.zeros((400,), "f64").strided((2, 4, 4, 5), x)
+    )
+    request = dp.ConvBwdFilterRequest(laid((2, 6, 2, 3), dy, "f64"), image, out=laid((6, 4, 3, 3), w, "f64"))
+    assert (gaps_in_one_order(request) == "") is is_taken
+    if is_taken:
+        assert select(request, Arch(90)).library == "cudnn"
+    else:
+        with pytest.raises(dp.errors.NoRow, match=r"because x has gaps, .*: copy it with x.copy\(\)"):
+            select(request, Arch(90))
