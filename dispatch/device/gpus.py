@@ -6,10 +6,11 @@ from functools import cache
 
 from cudabind import driver
 from cudabind.errors import CudaError
-from dispatch.errors import DeviceUnavailable
+from dispatch.errors import BadRequest, DeviceUnavailable
 
 __all__ = ["FORKED", "count_gpus", "device_of_pointer", "is_available"]
 
+INVALID_VALUE = 1  # CUDA_ERROR_INVALID_VALUE
 NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED: from cuInit in a process that was forked from one that uses CUDA
 FORKED = (
     "it was in use before os.fork(), and CUDA's state is not valid in a forked process. Start processes with the"
@@ -29,9 +30,14 @@ def is_available() -> bool:
 
 
 def device_of_pointer(ptr: int) -> int:
-    """The number of the GPU that a device pointer belongs to."""
+    """The number of the GPU that a device pointer belongs to; BadRequest if the driver does not know the pointer."""
     attribute = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-    return int(driver.cuPointerGetAttribute(attribute, ptr))
+    try:
+        return int(driver.cuPointerGetAttribute(attribute, ptr))
+    except CudaError as error:
+        if error.status != INVALID_VALUE:
+            raise
+        raise BadRequest("data", f"address {ptr:#x}", "an address of a GPU's memory in this process") from None
 
 
 def count_gpus(ordinal: int) -> int:

@@ -212,9 +212,11 @@ class Stream(metaclass=StreamClass):
     def wait_for(self, other: Stream) -> None:
         """Make work enqueued here from now on wait for all that is enqueued on `other` so far; the host does not wait.
 
-        If `other` is under capture, this stream joins the same capture until that ends.
+        If `other` is under capture, this stream joins the same capture until that ends. Raises Closed if this stream is
+        closed.
         """
         check_type("other", other, Stream)
+        self.check()
         if other is self or other.closed or self.device.is_host:
             return
         if other.external and other.is_capturing():
@@ -382,10 +384,8 @@ IMPLICIT = 906  # CUDA_ERROR_STREAM_CAPTURE_IMPLICIT: for a query of the legacy 
 
 def _order(device: Device, *, before: ctypes.c_void_p, after: ctypes.c_void_p) -> None:
     """Record an event on one stream and make the other wait for it."""
-    if (before.value or 0) in DEFAULTS or (after.value or 0) in DEFAULTS:
-        with device.context:
-            _wait(device, before, after)
-    else:
+    needs_context = (before.value or 0) in DEFAULTS or (after.value or 0) in DEFAULTS
+    with device.context if needs_context else nullcontext():
         _wait(device, before, after)
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch.device import external_memory
+from cudabind.errors import CudaError
+from dispatch.device import external_memory, gpus
 from dispatch.errors import BadRequest, BadRow, BadType, Closed, DispatchError, OutOfMemory, StaleTensor
 
 PATIENCE = 60  # seconds, on a machine that has other things to do
@@ -165,6 +166,21 @@ def test_a_number_that_no_stream_has_is_refused_from_other_libraries(run, monkey
     run(work)
 
 
+@pytest.mark.parametrize(("status", "error"), [(1, BadRequest), (700, CudaError)])
+def test_memory_that_the_driver_does_not_know_is_refused(status, error, monkeypatch):
+    def unknown(_attribute, _address):
+        raise CudaError("cuda", "cuPointerGetAttribute", status)
+
+    attributes = SimpleNamespace(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL=9)
+    driver = SimpleNamespace(CUpointer_attribute=attributes, cuPointerGetAttribute=unknown)
+    monkeypatch.setattr(gpus, "driver", driver)
+    interface = {"version": 3, "shape": (4,), "typestr": "<f4", "data": (1234567, False)}
+    with pytest.raises(error) as found:
+        external_memory.from_cuda_array_interface(SimpleNamespace(__cuda_array_interface__=interface))
+    if error is BadRequest:
+        assert str(found.value) == "data: got address 0x12d687; expected an address of a GPU's memory in this process"
+
+
 def test_a_closed_stream_has_no_handle(run):
     def work(dev):
         stream = dev.stream()
@@ -172,6 +188,8 @@ def test_a_closed_stream_has_no_handle(run):
         stream.close()
         with pytest.raises(Closed, match="was closed"):
             _ = stream.handle
+        with pytest.raises(Closed, match="was closed"):
+            stream.wait_for(dev.stream())
 
     run(work)
 
