@@ -53,10 +53,11 @@ class SdpaRequest(OperandRequest[R_co]):
     undefined in results, and so are statistics after a sequence's end. `ragged_offsets` computes offsets from lengths.
 
     Padded sequences: memory after a sequence's end (`seq_len_…`) is ignored, even if it is NaN. Results are 0 there,
-    and statistics -∞, as for a query that attends to no key. This holds from sm_90 on and on the host. Engines for
-    older GPUs propagate NaN and infinities of V after an end to O, and those of all operands to gradients. Lengths,
-    offsets and tables are on the device, so they cannot be checked in advance: lengths are from 0 to the longest. The
-    host refuses others with BadRequest.
+    and statistics -∞, as for a query that attends to no key. This holds from sm_90 on and on the host, with one
+    exception: if Sq is 1, cuDNN computes the query even if its length is 0 (seen on an H200). Engines for older GPUs
+    propagate NaN and infinities of V after an end to O, and those of all operands to gradients. Lengths, offsets and
+    tables are on the device, so they cannot be checked in advance: lengths are from 0 to the longest. The host refuses
+    others with BadRequest.
 
     Heads, D and Dv, have a multiple of 8 elements, or of 16 in fp8, and at most 256.
 
