@@ -148,7 +148,8 @@ def test_another_row_is_a_difference(path, capsys):
     assert told["difference"]["now"] == f"done, by {name}"
 
 
-def test_what_depended_on_the_moment_is_not_run_again(path, probe, capsys):
+def test_what_depended_on_the_moment_is_not_run_again(path, probe, capsys, monkeypatch):
+    monkeypatch.setattr(probe, "__module__", "elsewhere")
     entered, release = threading.Event(), threading.Event()
     dev = dp.device("host")
     with dp.Supervisor("host", streams=1, journal=path) as sup:
