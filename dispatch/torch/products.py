@@ -194,9 +194,12 @@ def _gradients(
 
 
 def weight_gradients(dz: Any, x: Any, needs_dweight: bool, needs_dbias: bool) -> tuple[Any, Any]:
-    """dzᵀ · x and the sums of dz's columns, in one product if both are needed; x is (…, in)."""
+    """dzᵀ · x and the sums of dz's columns, in one product if both are needed; x is (…, in).
+
+    For a product over one row cuBLASLt has no kernel with these sums.
+    """
     dweight, dbias = empty_result(x), empty_result(x)
-    if needs_dweight and needs_dbias and dz.shape[1] and x.shape[-1]:
+    if needs_dweight and needs_dbias and len(dz) > 1 and dz.shape[1] and x.shape[-1]:
         dbias = x.new_empty(dz.shape[1])
         dweight, _ = matmul(dz.contiguous().t(), rows_of(x), epilogue=Epilogue.BGRADA, bgrad=dbias)
         return dweight, dbias

@@ -58,6 +58,19 @@ def test_values_and_gradients_are_those_of_torch(shape, bias, activation):
         close([y, *gradients(y, given)], [expected, *gradients(expected, given)], 1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(7,), (1, 7), (1, 1, 16)], ids=str)
+def test_gradcheck_of_one_row(shape, dtype, monkeypatch):
+    """On a GPU, too: no product of cuBLASLt sums up the columns of one row."""
+    epilogues, matmul = [], products.matmul
+    monkeypatch.setattr(products, "matmul", lambda *given, **named: epilogues.append(named) or matmul(*given, **named))
+    given = operands(*shape, out=16, dtype=dtype)
+    y, expected = linear(*given), theirs(*given)
+    close([y, *gradients(y, given)], [expected, *gradients(expected, given)], 2e-2)
+    assert epilogues
+    assert not any("bgrad" in named for named in epilogues)
+
+
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_narrow_dtypes_against_f64(dtype, activation):
