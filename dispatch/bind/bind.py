@@ -10,7 +10,7 @@ from functools import cache
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from dispatch.core.user_code import plan_of
+from dispatch.core.request import plan_of
 from dispatch.device.registry import live_devices
 from dispatch.errors import Refused
 from dispatch.execute.cuda_executor import CudaExecutor

@@ -11,7 +11,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from dispatch.core.call_counter import as_trial
-from dispatch.core.user_code import plan_of
+from dispatch.core.request import plan_of
 from dispatch.device.layout import Layout
 from dispatch.errors import Refused
 from dispatch.execute.algorithm_cache import Algorithm

@@ -14,7 +14,8 @@ from dispatch.core.request_repr import text_of
 from dispatch.device.frameworks.framework import ForeignStorage, ordered_with
 from dispatch.device.stream import NULL_CONTEXT
 from dispatch.device.tensor import Tensor
-from dispatch.errors import BadRequest, BadType, StaleTensor, WorkerFailed
+from dispatch.errors import BadRequest, BadRow, BadType, StaleTensor, WorkerFailed, shown
+from dispatch.refusal import calls_user_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -45,6 +46,7 @@ __all__ = [
     "as_requests",
     "check_request",
     "on_framework_stream",
+    "plan_of",
     "refuse_moved",
     "run",
     "tell_written",
@@ -375,3 +377,12 @@ def check_request(request: object) -> None:
     if not isinstance(request, Request):
         hint = "such as dispatch.MatmulRequest(a=a, b=b)"
         raise BadRequest("request", f"a {type(request).__name__}", "a dispatch.Request", hint)
+
+
+@calls_user_code
+def plan_of(row: Any, request: Request, executor: Any) -> Plan:
+    """The plan that a row makes for a request; BadRow if its `call` returns anything else."""
+    plan: object = row.call(request, executor, row)
+    if not isinstance(plan, Plan):
+        raise BadRow(f"{row.name}: its call returned {shown(plan)}; expected a dispatch.Plan")
+    return plan

@@ -6,17 +6,10 @@ on.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dispatch.core.request import Request
+from dispatch.refusal import user_code_callers
 
-from dispatch.checks import shown
-from dispatch.core.request import Plan, Request
-from dispatch.errors import BadRow
-from dispatch.refusal import calls_user_code, user_code_callers
-
-if TYPE_CHECKING:
-    from dispatch.core.row import Row
-
-__all__ = ["is_of_user_code", "plan_of"]
+__all__ = ["is_of_user_code"]
 
 PACKAGES = ("dispatch", "cudabind")
 
@@ -41,12 +34,3 @@ def is_of_user_code(error: BaseException, request: object = None) -> bool:
 
 def _is_ours(module: str) -> bool:
     return module.partition(".")[0] in PACKAGES
-
-
-@calls_user_code
-def plan_of(row: Row, request: Request, executor: Any) -> Plan:
-    """The plan that a row makes for a request; BadRow if its `call` returns anything else."""
-    plan: object = row.call(request, executor, row)
-    if not isinstance(plan, Plan):
-        raise BadRow(f"{row.name}: its call returned {shown(plan)}; expected a dispatch.Plan")
-    return plan

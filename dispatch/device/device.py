@@ -21,9 +21,8 @@ from dispatch.checks import check_dtype, check_fits, check_shape, check_type, co
 from dispatch.device import dlpack
 from dispatch.device.async_copy import Copy
 from dispatch.device.disposal import members
-from dispatch.device.host_memory import array_kind, host_memory, needing_memory
+from dispatch.device.host_memory import array_kind, host_memory, needing_memory, packed
 from dispatch.device.layout import Array, Layout, c_strides
-from dispatch.device.packing import packed
 from dispatch.device.stream import ExecutorLike, Stream, current, relaxed
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, DispatchError, StaleTensor

@@ -19,7 +19,7 @@ import numpy as np
 
 from dispatch import keys
 from dispatch.checks import shown
-from dispatch.device.stream_handles import check_handle
+from dispatch.device.gpus import check_handle
 from dispatch.errors import BadRequest, DispatchError
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from weakref import WeakValueDictionary
 from cudabind import driver
 from cudabind._fork import anew
 from cudabind.errors import SymbolNotFound
+from dispatch.device.gpus import DEFAULTS
 from dispatch.device.stream import NULL_CONTEXT, DeviceStream, current, relaxed
-from dispatch.device.stream_handles import DEFAULTS
 from dispatch.errors import BadRequest
 
 if TYPE_CHECKING:

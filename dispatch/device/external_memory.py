@@ -12,11 +12,10 @@ import numpy as np
 
 from dispatch.checks import check_dtype, check_shape, check_unmasked, names_arguments, shown
 from dispatch.device import dlpack
-from dispatch.device.gpus import device_of_pointer
+from dispatch.device.gpus import check_handle, device_of_pointer
 from dispatch.device.layout import c_strides
 from dispatch.device.registry import device
 from dispatch.device.storage import Storage
-from dispatch.device.stream_handles import check_handle
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
 from dispatch.keys import Dtype

@@ -1,4 +1,7 @@
-"""The GPUs that the driver reports; cuda.py makes the device for one."""
+"""The GPUs that the driver reports, and whose an address or a stream's handle from another library is.
+
+cuda.py makes the device for a GPU.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,12 @@ from functools import cache
 
 from cudabind import driver
 from cudabind.errors import CudaError
-from dispatch.errors import BadRequest, DeviceUnavailable
+from dispatch.errors import BadRequest, DeviceUnavailable, shown
 
-__all__ = ["FORKED", "count_gpus", "device_of_pointer", "is_available"]
+__all__ = ["DEFAULTS", "FORKED", "check_handle", "count_gpus", "device_of_pointer", "is_available"]
 
+DEFAULTS = (0, 1, 2)  # special handles: a default stream of the current context
+PAGE = 4096  # bytes: no stream has a smaller address, because the first page of memory is never mapped
 INVALID_VALUE = 1  # CUDA_ERROR_INVALID_VALUE
 NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED: from cuInit in a process that was forked from one that uses CUDA
 FORKED = (
@@ -53,3 +58,12 @@ def count_gpus(ordinal: int) -> int:
     if ordinal >= count:
         raise DeviceUnavailable(f"there is no cuda:{ordinal}; this machine has {count} GPU(s), numbered from 0")
     return count
+
+
+def check_handle(name: str, handle: object) -> int:
+    """A `cudaStream_t` as an integer; BadRequest for numbers that no stream has, on which the driver would crash."""
+    is_whole = isinstance(handle, int) and not isinstance(handle, bool)
+    if not is_whole or not (handle in DEFAULTS or PAGE <= handle < 1 << 64):  # type: ignore[operator]
+        hint = "Stream(x) wraps a stream object"
+        raise BadRequest(name, shown(handle), "a cudaStream_t as an integer: an address, or 0, 1 or 2", hint)
+    return handle  # type: ignore[return-value]

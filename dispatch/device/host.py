@@ -9,8 +9,7 @@ import numpy as np
 
 from dispatch.device import dlpack
 from dispatch.device.device import Device
-from dispatch.device.host_memory import host_memory, host_shortage, needing_memory
-from dispatch.device.packing import check_dense, unpacked
+from dispatch.device.host_memory import check_dense, host_memory, host_shortage, needing_memory, unpacked
 from dispatch.device.storage import Storage
 from dispatch.device.stream import DeviceStream, Stream
 from dispatch.errors import BadRequest

@@ -16,8 +16,7 @@ from cudabind import driver
 from dispatch.checks import convert_array
 from dispatch.device.async_copy import Copy
 from dispatch.device.failed_collectives import check_not_failed
-from dispatch.device.host_memory import host_memory, needing_memory
-from dispatch.device.packing import check_dense, unpacked
+from dispatch.device.host_memory import check_dense, host_memory, needing_memory, unpacked
 from dispatch.device.pinned import PinnedPool
 from dispatch.device.strided_copy import pieces, whole
 

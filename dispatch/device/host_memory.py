@@ -1,16 +1,19 @@
-"""Host memory, as NumPy arrays, for devices."""
+"""Host memory, as NumPy arrays, for devices; 4-bit elements are packed two to a byte, and take a byte each in NumPy."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dispatch.checks import check_dtype, check_shape
-from dispatch.errors import DispatchError, OutOfMemory
+from dispatch.errors import BadRequest, DispatchError, OutOfMemory
 
-__all__ = ["array_kind", "host_memory", "host_shortage", "needing_memory"]
+if TYPE_CHECKING:
+    from dispatch.device.tensor import Tensor
+
+__all__ = ["array_kind", "check_dense", "host_memory", "host_shortage", "needing_memory", "packed", "unpacked"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -53,3 +56,25 @@ def host_shortage(error: BaseException, nbytes: int | None = None) -> OutOfMemor
         nbytes = math.prod(shape) * dtype.itemsize
     words = str(error) if nbytes is None else f"{nbytes:,} bytes ({nbytes / 2**30:,.1f} GiB) could not be allocated"
     return OutOfMemory(f"the host is out of memory: {words}" if words else "the host is out of memory")
+
+
+def packed(tensor: Tensor, array: Array) -> Array:
+    """4-bit elements packed two to a byte, the first in the low half; other dtypes unchanged."""
+    if tensor.dtype.bits != 4:
+        return array
+    check_dense(tensor)
+    nibbles = np.ascontiguousarray(array).view(np.uint8).ravel() & 0xF
+    nibbles = np.append(nibbles, np.uint8(0)) if nibbles.size % 2 else nibbles
+    return np.asarray(nibbles[0::2] | nibbles[1::2] << 4)
+
+
+def unpacked(tensor: Tensor, pairs: Array) -> Array:
+    """The elements of a 4-bit tensor from its bytes."""
+    nibbles = np.stack([pairs & 0xF, pairs >> 4], axis=-1).ravel()[: tensor.size]
+    return np.asarray(nibbles.view(tensor.dtype.numpy).reshape(tensor.shape))
+
+
+def check_dense(tensor: Tensor) -> None:
+    """BadRequest unless a tensor of packed elements can be copied whole."""
+    if not tensor.layout.is_contiguous:
+        raise BadRequest("tensor", str(tensor.layout), "a dense tensor, because 4-bit elements are copied as bytes")

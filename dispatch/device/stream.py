@@ -17,7 +17,7 @@ from cudabind import driver
 from cudabind.errors import LibraryNotFound
 from dispatch.checks import check_type
 from dispatch.device.disposal import dispose
-from dispatch.device.stream_handles import DEFAULTS, check_handle
+from dispatch.device.gpus import DEFAULTS, check_handle
 from dispatch.errors import BadRequest, Closed
 
 if TYPE_CHECKING:

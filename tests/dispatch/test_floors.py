@@ -22,7 +22,8 @@ EXCEPTIONS = {  # at most three
 LONGEST = 400  # lines
 # A tensor names its device, and a device makes tensors, streams and copies: for types these import one another.
 OF_A_DEVICE = {
-    f"device.{name}" for name in ["async_copy", "device", "dlpack", "layout", "packing", "storage", "stream", "tensor"]
+    f"device.{name}"
+    for name in ["async_copy", "device", "dlpack", "host_memory", "layout", "storage", "stream", "tensor"]
 }
 
 

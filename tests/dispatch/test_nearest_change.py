@@ -11,7 +11,6 @@ import dispatch as dp
 from dispatch.errors import BadRequest, NoRow, Undelivered, error_text
 from dispatch.keys import HOST, Arch, Compute
 from dispatch.ops.grouped_matmul.request_lists import GroupedMatmulListRequest
-from dispatch.ops.sparse.form import SparseForm
 from dispatch.refusal import Kind
 from dispatch.table.select import select
 
@@ -32,11 +31,6 @@ def square(dtype: str) -> dp.Tensor:
 
 def grouped(a: str, b: str) -> dp.Request:
     return GroupedMatmulListRequest([square(a)] * 2, [square(b)] * 2)
-
-
-def sparse(dtype: str) -> dp.Request:
-    form = SparseForm("csr", (4, 4))
-    return dp.SpmmRequest(zeros(0, dtype=dtype), zeros(5, dtype="i32"), zeros(0, dtype="i32"), form, square(dtype)[:4])
 
 
 CHANGES = {  # a request, what to change, and the request with each of these changes
@@ -73,11 +67,6 @@ CHANGES = {  # a request, what to change, and the request with each of these cha
         lambda: grouped("f32", "f16"),
         "b f32 (now f16), or a f16 (now f32)",
         [lambda: grouped("f32", "f32"), lambda: grouped("f16", "f16")],
-    ),
-    "numbers beside indices of their dtype": (
-        lambda: sparse("i32"),
-        "values and b both f32 (now i32), or values and b both f64 (now i32)",
-        [lambda: sparse("f32"), lambda: sparse("f64")],
     ),
     "the dtype of a result": (
         lambda: dp.ReduceRequest(square("bf16"), 0),
