@@ -60,7 +60,8 @@ class ConvRequest(TreeConvRequest[R_co]):
     """The fields that the three requests share: padding, stride, dilation, groups, and the factors of results.
 
     No extent is 0. For cuDNN every operand begins at a multiple of 16 bytes, except one of a single element, and a
-    filter, or its gradient, has no gaps: copy views like x[1:] and w[..., :3].
+    filter, or its gradient, has no gaps, and its channels first or last: copy views like x[1:] and w[..., :3]. If an
+    image has gaps, all operands have their channels first, or all last.
 
     Attributes:
         pad: zeros around x: a number, one for each spatial axis, or a pair (before, behind) for each.
