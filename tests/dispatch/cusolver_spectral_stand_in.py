@@ -222,7 +222,6 @@ X = {"XsygvStridedBatched": sygv_of_many, "Xsyevdx": xsyevdx, "Xgeev": xgeev, "X
 OLDER = {"sygvd": sygvd, "hegvd": sygvd, "sygvj": sygvj, "hegvj": sygvj, "sygvdx": sygvdx, "hegvdx": sygvdx}
 KERNELS = {
     "cusolver_subset": (FillNanAfterFound, ConvertSygvjStatus),
-    "cusolver_spectral": (ZeroNonfinite,),
-    "cusolver_derived": (ZeroNonfinite,),
-    "cusolver_eig": (ZeroNonfinite, ComplexVectors, MarkUnconverged, MatchEigenvectors),
+    "steps": (ZeroNonfinite,),
+    "cusolver_eig": (ComplexVectors, MarkUnconverged, MatchEigenvectors),
 }

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from cudabind.sys import cublas_types as cb
-from dispatch.libraries.cusolver.calls import FLAG_BYTES, LETTERS, cuda_type, real_of
+from dispatch.libraries.cusolver.calls import LETTERS, cuda_type, real_of
 from dispatch.libraries.cusolver.copies import CopyMode
 from dispatch.libraries.cusolver.matrix import Matrix, OperandPointer
 from dispatch.libraries.cusolver.reductions import Reduce
-from dispatch.libraries.cusolver.spectra import ZeroNonfinite
 from dispatch.ops.linalg.cusolver import (
     LOWER,
     OP_N,
@@ -108,13 +107,8 @@ class Decomposition(NamedTuple):
 def decompose(
     steps: LinalgSteps, a: Matrix, s: OperandPointer, info: OperandPointer, *, vectors: bool = True
 ) -> Decomposition:
-    """`gesvd` of a matrix, which it may overwrite; NaN if it did not converge, or the matrix is not finite.
-
-    cuSOLVER gets zeros in place of a matrix that is not finite. For a NaN in the last column of a tall matrix 12.0 gave
-    some finite singular values and a status of 0, and for infinities in a matrix of one column it did not return.
-    """
-    flags = steps.scratch(FLAG_BYTES)
-    steps.append(ZeroNonfinite(steps.executor, a, flags, steps.batch))
+    """`gesvd` of a matrix, which it may overwrite; NaN if it did not converge, or the matrix is not finite."""
+    flags = steps.zero_nonfinite(a)
     kind, real = cuda_type(a.dtype), real_of(a.dtype)
     u = steps.scratch_matrix(a.dtype, a.rows, a.cols if vectors else 1)
     vh = steps.scratch_matrix(a.dtype, a.cols, a.cols if vectors else 1)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from cudabind.sys.cusolver_types import cusolverEigMode_t
 from dispatch.libraries.cusolver.calls import FLAG_BYTES, cuda_type, real_of
 from dispatch.libraries.cusolver.matrix import Matrix
-from dispatch.libraries.cusolver.spectra import ComplexVectors, MarkUnconverged, MatchEigenvectors, ZeroNonfinite
+from dispatch.libraries.cusolver.spectra import ComplexVectors, MarkUnconverged, MatchEigenvectors
 from dispatch.ops.linalg.eig import complex_of, oversampled
 
 if TYPE_CHECKING:
@@ -34,9 +34,8 @@ SOME, NONE = ord("S"), ord("N")
 def eig(request: EigRequest, steps: LinalgSteps) -> Plan:
     """`geev` over each matrix, on a column-major copy that it overwrites.
 
-    Matrices that are not finite are replaced first: for some of them cuSOLVER 12.0 returned
-    CUSOLVER_STATUS_INTERNAL_ERROR, which would fail the whole batch. Their status is that of a matrix that did not
-    converge. The workspace query alone already ends a stream capture in progress.
+    The status of matrices that are not finite is that of a matrix that did not converge. The workspace query alone
+    already ends a stream capture in progress.
     """
     steps.executor.refuse_capture("geev, which waits for the GPU", always=True)
     a, w, info = steps.matrix("a"), steps.vector("w"), steps.vector("info")
@@ -44,8 +43,7 @@ def eig(request: EigRequest, steps: LinalgSteps) -> Plan:
     kind, value_kind = cuda_type(a.dtype), cuda_type(dtype)
     copy = steps.scratch_matrix(a.dtype, a.rows, a.cols)
     steps.copy(a, copy)
-    flags = steps.scratch(FLAG_BYTES)
-    steps.append(ZeroNonfinite(steps.executor, copy, flags, steps.batch))
+    flags = steps.zero_nonfinite(copy)
     results = [Matrix(w, dtype, 1, a.rows, a.rows, 1)]
     arguments = (a.rows, kind, copy.pointer, copy.ld, value_kind, w, kind, NULL, 1, kind)
     if request.eigvals_only:
@@ -58,7 +56,7 @@ def eig(request: EigRequest, steps: LinalgSteps) -> Plan:
         others, status = steps.scratch(a.rows * dtype.itemsize), steps.scratch(FLAG_BYTES)
         vectors = steps.scratch_matrix(dtype, a.rows, a.cols)
         steps.copy(a.mT, copy, conj=True)
-        steps.append(ZeroNonfinite(steps.executor, copy, flags, steps.batch))
+        steps.zero_nonfinite(copy)
         right_eigenvectors(steps, copy, others, status, vectors)
         steps.append(MatchEigenvectors(steps.executor, w, others, vectors, results[-1], info, status, steps.batch))
     steps.append(MarkUnconverged(steps.executor, info, flags, a, steps.batch))
@@ -80,17 +78,13 @@ def right_eigenvectors(steps: LinalgSteps, a: Matrix, w: OperandPointer, info: O
 
 
 def randomized(request: RandomizedSvdRequest, steps: LinalgSteps) -> Plan:
-    """`gesvdr` over a copy of each matrix, which it overwrites; it gives V and needs memory for all singular values.
-
-    As for `geev`, matrices that are not finite are replaced: cuSOLVER 12.0 returned CUSOLVER_STATUS_INTERNAL_ERROR.
-    """
+    """`gesvdr` over a copy of each matrix, which it overwrites; it gives V and needs memory for all singular values."""
     a, info, k, more = steps.matrix("a"), steps.vector("info"), request.rank, oversampled(request)
     real = real_of(a.dtype)
     kind, least = cuda_type(a.dtype), min(a.rows, a.cols)
     copy = steps.scratch_matrix(a.dtype, a.rows, a.cols)
     steps.copy(a, copy)
-    flags = steps.scratch(FLAG_BYTES)
-    steps.append(ZeroNonfinite(steps.executor, copy, flags, steps.batch))
+    flags = steps.zero_nonfinite(copy)
     values = Matrix(steps.scratch(least * real.itemsize), real, 1, least, least, 1)
     left, right = (steps.scratch_matrix(a.dtype, rows, k + more) for rows in (a.rows, a.cols))
     job = SOME if request.compute_uv else NONE

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cudabind.sys.cusolver_types import cusolverEigMode_t
-from dispatch.libraries.cusolver.calls import FLAG_BYTES, LETTERS, HostNumbers, cuda_type, real_of
+from dispatch.libraries.cusolver.calls import LETTERS, HostNumbers, cuda_type, real_of
 from dispatch.libraries.cusolver.copies import CopyMode
 from dispatch.libraries.cusolver.matrix import Matrix
-from dispatch.libraries.cusolver.spectra import ZeroNonfinite
 from dispatch.ops.linalg.cusolver import LOWER, UPPER, LinalgSteps
 from dispatch.ops.linalg.cusolver_eig import eig, randomized
 from dispatch.ops.linalg.cusolver_jacobi import eigen_settings, singular_settings
@@ -114,25 +113,14 @@ def svd(request: SvdRequest, steps: LinalgSteps) -> Plan:
     """Copy A, or its transpose if it is wide, to scratch memory, which the routine overwrites."""
     source, is_wide = tall_matrix(steps)
     copy = steps.scratch_matrix(source.dtype, source.rows, source.cols)
-    flags = copy_finite(steps, source, copy)
+    steps.copy(source, copy)
+    flags = steps.zero_nonfinite(copy)
     DRIVERS[driver_of(steps.row)](request, steps, copy, is_wide)
     vectors = [steps.matrix("u"), steps.matrix("vh")] if request.compute_uv else []
     results = (column(steps, "s", source.cols), *vectors)
     for marks in (flags, steps.vector("info")):
         steps.fill_nan_where(marks, *results)
     return steps.plan(capture_safe=False)
-
-
-def copy_finite(steps: LinalgSteps, source: Matrix, copy: Matrix) -> OperandPointer:
-    """Copy matrices, those that are not finite as zeros; returns their flags.
-
-    With a NaN or an infinity `gesvd` of cuSOLVER 12.0 did not return for some matrices of one column, and gave finite
-    numbers and a status of 0 for others, as the batched routines do; the call of `gesvdp` fails.
-    """
-    flags = steps.scratch(FLAG_BYTES)
-    steps.copy(source, copy)
-    steps.append(ZeroNonfinite(steps.executor, copy, flags, steps.batch))
-    return flags
 
 
 def tall_matrix(steps: LinalgSteps) -> tuple[Matrix, bool]:
@@ -211,7 +199,8 @@ def by_polar(request: SvdRequest, steps: LinalgSteps, a: Matrix, is_wide: bool) 
     if request.compute_uv:
         write_vectors(steps, left, right, is_wide=is_wide)
     with steps.only_where(perturbations):
-        copy_finite(steps, tall_matrix(steps)[0], a)
+        steps.copy(tall_matrix(steps)[0], a)
+        steps.zero_nonfinite(a)
         by_qr(request, steps, a, is_wide)
 
 

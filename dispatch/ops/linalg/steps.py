@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cudabind.sys import cublas_types as cb
-from dispatch.libraries.cusolver.calls import LETTERS, Steps, cuda_type
+from dispatch.libraries.cusolver.calls import FLAG_BYTES, LETTERS, Steps, cuda_type
 from dispatch.libraries.cusolver.copies import CopyMode
 from dispatch.libraries.cusolver.matrix import Matrix, OperandPointer, count_of, matrix_of
+from dispatch.libraries.cusolver.spectra import ZeroNonfinite
 
 if TYPE_CHECKING:
     from dispatch.core.request import Plan
@@ -67,6 +68,16 @@ class LinalgSteps(Steps):
         """Copy a result to its memory, if it is not there."""
         if made != wanted:
             self.copy(made, wanted)
+
+    def zero_nonfinite(self, a: Matrix) -> OperandPointer:
+        """Replace matrices that are not finite by zeros; returns a flag for each: 1 for these, otherwise 0.
+
+        Of such matrices cuSOLVER 12.0 did not return (`gesvd` of some with one column), ended with an internal error
+        that fails the whole batch (`geev`, `gesvdp`, `gesvdr`), or gave finite numbers and a status of 0.
+        """
+        flags = self.scratch(FLAG_BYTES)
+        self.append(ZeroNonfinite(self.executor, a, flags, self.batch))
+        return flags
 
     def solve_cholesky(self, c: Matrix, x: Matrix, *, lower: bool) -> None:
         """Solve with a Cholesky factor: `potrs` over each matrix, or one batched call for one right-hand side each."""
