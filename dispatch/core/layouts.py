@@ -1,5 +1,4 @@
-"""The memory layout of operands: strides of dense images, channels first or last, merged axes, and rules
-about alignment.
+"""The memory layout of operands: strides of dense images, channels first or last; merged axes; rules of alignment.
 
 Requests, rules and builders of cuDNN graphs use it. It is arithmetic only and knows no library.
 """

@@ -34,8 +34,8 @@ class ConvFwdRequest(ConvRequest[R_co]):
         x: (N, C, spatial…).
         w: (K, C / groups, spatial…); the groups follow from the channels of both.
         bias: (K,), dense; f32 with an i8 convolution.
-        z: of Y's shape, added as beta · Z; `beta` is 1 if z is given and else 0. Z is read with a beta of 0, too, so
-            its NaNs stay NaN. For CUTLASS it may be `out` itself.
+        z: of Y's shape, added as beta · Z; `beta` is 1 if z is given and else 0. With a beta of 0 it must be
+            finite: CUTLASS multiplies it by 0, others do not read it. For CUTLASS it may be `out` itself.
         beta: what z is multiplied with; without a z it is 0, because the content of `out` is not read.
         out: Y, (N, K, spatial…); if left out, it has the layout of x. If x has one channel or one pixel, w and z decide
             whether that is channels first or last, and if they fit both, too, the strides.

@@ -55,6 +55,7 @@ STEPS_LIMIT = 8  # the largest traversal stride of a tensor map
 TAPS_LIMIT = 32  # the bits of a multistage kernel's masks
 BYTES_LIMIT = 1 << 31
 INT_LIMIT = 1 << 31
+RATIO_LIMIT = 1 << 40  # far from f32's overflow and underflow, whatever the sums are
 TILE = 64  # the filters of a multistage kernel's small tile
 
 # With a bias and one of these, cuDNN has precompiled kernels for any layout; it compiles others, only for NHWC.
@@ -86,13 +87,22 @@ def fuses_in_nhwc(request: ConvFwdRequest) -> str:
     """
     if _has_fixed_epilogue(request):
         return ""
-    names = [name for name in ("x", "w", "z", "out") if name != "z" or request.z is not None]
+    names = _image_and_filter_names(request)
     for name in names:
         layout = request.layout_of(name)
         if not request.channels_last or not _is_in_order(layout, (0, *range(2, len(layout.shape)), 1)):
             listed = f"{', '.join(names[:-1])} and {names[-1]}"
             return f"needs {listed} with channels last for {_fusion_text(request)}, has {name} {layout}"
+    alpha, beta = abs(float(request.alpha)), abs(float(request.beta or 0))
+    if request.z is not None and alpha and beta and not 1 / RATIO_LIMIT <= alpha / beta <= RATIO_LIMIT:
+        # The sum is scaled by beta, and the convolution by alpha / beta in f32 (graph.py).
+        return f"needs alpha / beta from 2^-40 to 2^40 if z is added, has {request.alpha} and {request.beta}: scale z"
     return ""
+
+
+def _image_and_filter_names(request: ConvRequest) -> list[str]:
+    """The names of the operands that are images or filters, the result's last."""
+    return [*request.operand_names[:2], *(["z"] if request.z is not None else []), "out"]
 
 
 def _falls(layout: Layout, axes: Sequence[int]) -> bool:
@@ -155,9 +165,8 @@ def gaps_in_one_order(request: ConvRequest) -> str:
     On an H200 cuDNN 9.19 gave wrong results for an f64 gradient of filters with channels last, from a dense and a
     gapped image with channels first. Dense images of any orders were right.
     """
-    names = (*request.operand_names, *(("z",) if getattr(request, "z", None) is not None else ()), "out")
-    layouts = {name: request.layout_of(name) for name in names if getattr(request, name) is not None or name == "out"}
-    gapped = next((name for name, layout in layouts.items() if _reach(layout) > layout.size), None)
+    layouts = {name: request.layout_of(name) for name in _image_and_filter_names(request)}
+    gapped = next((name for name, one in layouts.items() if one.high - one.low > one.size * one.dtype.itemsize), None)
     rank = len(request.x_shape)
     orders = (tuple(range(rank)), (0, *range(2, rank), 1))
     if gapped is None or any(all(_falls(layout, axes) for layout in layouts.values()) for axes in orders):
@@ -165,11 +174,6 @@ def gaps_in_one_order(request: ConvRequest) -> str:
     others = ", ".join(f"{name} {layout}" for name, layout in layouts.items() if name != gapped)
     needs = f"needs all operands with channels first, or all with channels last, because {gapped} has gaps"
     return f"{needs}, has {gapped} {layouts[gapped]}, {others}: copy it with {gapped}.copy()"
-
-
-def _reach(layout: Layout) -> int:
-    """The number of elements from the first to the last one in memory."""
-    return 1 + sum((extent - 1) * abs(stride) for extent, stride in zip(layout.shape, layout.strides, strict=True))
 
 
 def fp8_form(request: ConvFwdRequest) -> str:

@@ -86,6 +86,19 @@ def test_the_sum_is_scaled_rather_than_the_residual(alpha, beta, dtype, rng):
     np.testing.assert_allclose(found, expected, rtol={"f32": 1e-5, "f16": 2e-3, "bf16": 2e-2}[dtype], atol=2e-2)
 
 
+@pytest.mark.parametrize(
+    ("alpha", "beta", "is_taken"),
+    [(1.0, 1e-3, True), (0.0, 1e-30, True), (2.0**40, 1.0, True), (1.0, 1e-30, False), (-1e-20, 1e20, False)],
+)
+def test_factors_whose_ratio_may_overflow_are_refused(alpha, beta, is_taken):
+    x, w, z = (laid(SHAPES[name], LAST, "f32") for name in ("x", "w", "z"))
+    refusal = fuses_in_nhwc(dp.ConvFwdRequest(x, w, z=z, alpha=alpha, beta=beta, activation="swish_fwd"))
+    assert (refusal == "") is is_taken
+    assert is_taken or refusal.startswith(
+        f"needs alpha / beta from 2^-40 to 2^40 if z is added, has {alpha} and {beta}"
+    )
+
+
 GAPS_FIRST, GAPS_LAST = (128, 32, 8, 1), (160, 1, 40, 8)  # strides
 
 
